@@ -1,0 +1,278 @@
+"""Facts the scheduler decides upon: tenants, workers, requests, what they cost and what they used.
+
+All frozen. Token counts are whole tokens; costs are floats in cost tokens (see ``CostWeights``); times are
+integer nanoseconds of one monotonic clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from evenhand.core.ids import Epoch, PoolId, RequestId, TenantId, TicketId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class CostWeights:
+    """Cost of work: ``uncached·u + cached·c + output·o`` cost tokens, never below ``floor``.
+
+    Cached tokens are never free: a tenant whose prompts are all cached still holds slots and KV memory.
+    """
+
+    uncached: float = 1.0
+    cached: float = 0.1
+    output: float = 2.0
+    floor: float = 1.0
+
+    def cost(self, uncached_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        """Cost of one leg, in cost tokens."""
+        weighed = self.uncached * uncached_tokens + self.cached * cached_tokens + self.output * output_tokens
+        return max(self.floor, weighed)
+
+
+class TenantState(Enum):
+    ACTIVE = "active"
+    DRAINING = "draining"
+    """Nothing new is admitted; what is queued or running goes on."""
+    SUSPENDED = "suspended"
+    """Nothing new is admitted and nothing queued is dispatched; what runs goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSpec:
+    """What an administrator says of a tenant in a pool."""
+
+    tenant_id: TenantId
+    weight: float = 1.0
+    concurrency_max: int = 0
+    """Open tickets at once; 0: no limit. A tenant at its limit leaves A until a ticket closes."""
+    queue_length_max: int = 1_000
+    queue_bytes_max: int = 64 * 1024 * 1024
+    """Sum of the packed sizes of its queued requests."""
+    cache_domain: str = ""
+    """Empty: the tenant alone."""
+    state: TenantState = TenantState.ACTIVE
+
+
+class WorkerState(Enum):
+    READY = "ready"
+    DRAINING = "draining"
+    STALE = "stale"
+    """Nothing has been heard of it for too long; no candidate, its tickets go on."""
+    INCOMPLETE = "incomplete"
+    """Its map has a gap and a snapshot is asked for; a candidate, with what is known."""
+    LOST = "lost"
+
+
+class WorkerRole(Enum):
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker is able to do."""
+
+    worker_id: WorkerId
+    pool_id: PoolId
+    address: str
+    epoch: Epoch
+    slots: int
+    kv_blocks: int
+    block_size_tokens: int
+    role: WorkerRole = WorkerRole.BOTH
+    data_parallel_rank: int = 0
+    model_length_max_tokens: int = 0
+    """0: unknown."""
+    sends_events: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What the engine last said of its load; ``heard_at_ns`` on the scheduler's monotonic clock."""
+
+    running: int
+    waiting: int
+    kv_used_fraction: float
+    heard_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt to place. Immutable; where it stands in its life is the scheduler's own state."""
+
+    request_id: RequestId
+    tenant_id: TenantId
+    block_keys: Sequence[int]
+    """Keys of all whole blocks of the prompt, first to last; may be empty (no affinity)."""
+    prompt_tokens: int
+    output_tokens_max: int
+    output_tokens_expected: int | None = None
+    """The client's own estimate; None: the scheduler's estimator decides."""
+    deadline_ns: int | None = None
+    """Past this it is refused with DEADLINE_EXCEEDED; None: no deadline."""
+    user: str = ""
+    size_bytes: int = 0
+    """Packed size, for the tenant's bound in bytes."""
+    excluded_workers: tuple[WorkerId, ...] = ()
+    """Workers the client has just seen fail; no candidates for this request while another is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Work a leg truly did, from the engine's ``usage``; never negative."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of ``prompt_tokens``, as the engine reports it."""
+    output_tokens: int = 0
+
+    @property
+    def uncached_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+class RefusalReason(Enum):
+    """Why a request ends without a grant. The value is the ErrorInfo reason on the wire."""
+
+    INVALID = "INVALID_REQUEST"
+    TOO_LARGE = "REQUEST_TOO_LARGE_FOR_POOL"
+    UNKNOWN_TENANT = "UNKNOWN_TENANT"
+    TENANT_SUSPENDED = "TENANT_NOT_ACTIVE"
+    QUEUE_FULL = "TENANT_QUEUE_FULL"
+    NO_WORKER = "NO_WORKER_IN_POOL"
+    DEADLINE = "DEADLINE_PASSED"
+    CANCELLED = "CANCELLED_BY_CLIENT"
+    SHUTTING_DOWN = "SCHEDULER_SHUTTING_DOWN"
+    REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request's end without a grant; ``sentence`` is for people and names no other tenant."""
+
+    reason: RefusalReason
+    sentence: str
+    retry_after_ms: int | None = None
+
+
+class LegOutcome(Enum):
+    """How a ticket ends; each ticket has exactly one."""
+
+    SETTLED = "settled"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    WORKER_LOST = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A granted place on a worker, held until it is settled, cancelled, expired or the worker is lost.
+
+    ``weight`` is φ frozen at dispatch: every later correction of this leg divides by it.
+    """
+
+    ticket_id: TicketId
+    request_id: RequestId
+    tenant_id: TenantId
+    worker_id: WorkerId
+    epoch: Epoch
+    leg: int
+    """1 for the first try of a request, one more after each lost worker."""
+    term: int
+    """The scheduler's term of office that granted it."""
+    charge: float
+    """Cost tokens booked to v at dispatch."""
+    weight: float
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    output_tokens_estimated: int
+    output_tokens_max: int
+    granted_at_ns: int
+    prefill_worker_id: WorkerId | None = None
+    """Free seat: the worker that prefills where prefill and decode are apart."""
+
+
+class ChoiceReason(Enum):
+    """What decided a placement."""
+
+    ONLY_CANDIDATE = "only_candidate"
+    AFFINITY = "affinity"
+    """The best cached worker, inside the window."""
+    LOAD = "load"
+    """No useful prefix anywhere: the least loaded worker."""
+    FAIRNESS = "fairness"
+    """Fairness overrode affinity: the most-behind tenant took the place, or a warmer worker was full."""
+    OVERTAKE_CAP = "overtake_cap"
+    """The tenant's head had been overtaken as often as allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker as it looked for the chosen request at the moment of decision."""
+
+    worker_id: WorkerId
+    cached_tokens: int
+    score: float
+    predicted_ttft_ms: float
+    slots_used: int
+    slots: int
+    pending_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a request was placed where it was; the seed of its record."""
+
+    request_id: RequestId
+    tenant_id: TenantId
+    reason: ChoiceReason
+    candidates: tuple[Candidate, ...]
+    """The best eight, best first; the chosen one is among them."""
+    excluded: tuple[tuple[str, int], ...]
+    """How many workers were no candidates, by reason, sorted by reason."""
+    tenants_considered: int
+    virtual_time_before: float
+    virtual_time_after: float
+    lo: float
+    """Least virtual time among the tenants eligible for the chosen worker."""
+    window: float
+    wait_ms: float
+    fairness_overrode_affinity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Settings of one pool's scheduler. Every field is explained below it."""
+
+    pool_id: PoolId
+    cost: CostWeights = field(default_factory=CostWeights)
+    window_delay_ms: float = 750.0
+    """Affinity may reach ``delay · R / Σφ(A)`` of virtual time past the most-behind tenant."""
+    window_fixed: float | None = None
+    """A constant window in virtual time instead (tests, properties); None: scaled as above."""
+    tenants_considered_max: int = 32
+    """K: tenants looked at for each worker, by (v, id)."""
+    sticky_tenants_max: int = 16
+    """S: the last distinct tenants served on a worker, looked at beside the first K."""
+    requests_considered_max: int = 8
+    """H: first requests of each tenant's queue that are looked at."""
+    overtakes_max: int = 32
+    """Times a tenant's head may be passed by its own tenant's requests."""
+    prefill_pending_max_tokens: int = 2_048
+    """A worker has prefill room while its pending uncached tokens are below this."""
+    cold_decline_tokens: int = 512
+    """A pair is declined if a worker without room holds at least this many more of its tokens."""
+    load_penalty: float = 0.05
+    """Score: cached share of the prompt − this · used/slots."""
+    headroom_divisor: int = 8
+    """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
+    ticket_ttl_ms: int = 30_000
+    worker_stale_after_ms: int = 5_000
+    """A worker unheard of for this long is no candidate."""
+    worker_lost_after_ms: int = 15_000
+    """A worker unheard of for this long is lost: its legs end."""
+    output_estimate_default_tokens: int = 256
+    """Estimate for a tenant that has finished nothing yet, capped by the request's own limit."""
+    queued_total_max: int = 100_000
+    """Requests in all queues of the pool."""

@@ -1,0 +1,198 @@
+"""Inputs and effects of the pool scheduler: ``PoolScheduler.step(input, now_ns) -> tuple[Effect, ...]``.
+
+Both unions are closed; whoever meets them uses ``match`` with ``assert_never``. Effects are listed in the order
+in which the shell must obey them: an effect may be told to a client only after those before it have been done.
+"""
+
+from dataclasses import dataclass
+
+from evenhand.core.facts import (
+    Decision,
+    LegOutcome,
+    Refusal,
+    Request,
+    TenantSpec,
+    Ticket,
+    Usage,
+    WorkerLoad,
+    WorkerSpec,
+)
+from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
+from evenhand.core.kv import KeysRefuted
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Admit a request. Submitting an id that is queued or granted again attaches to it: same open ticket."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client gave up, queued or granted. ``usage`` is what its leg had used, if known."""
+
+    tenant_id: TenantId
+    request_id: RequestId
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """The ticket's owner is alive. ``usage`` so far, if known, corrects an undercharge at once."""
+
+    ticket_id: TicketId
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The leg is over; ``usage`` is the truth, None if it is unknown (at least the charge is kept)."""
+
+    ticket_id: TicketId
+    usage: Usage | None
+    outcome: LegOutcome = LegOutcome.SETTLED
+    """SETTLED, CANCELLED, or WORKER_LOST where the client saw the worker fail: the request gets a new leg."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker is ready, or its spec or epoch changed. A later epoch of a known worker ends its old legs."""
+
+    spec: WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeard:
+    worker_id: WorkerId
+    load: WorkerLoad
+    map_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrained:
+    """Take no new request there (True), or take them again (False)."""
+
+    worker_id: WorkerId
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    worker_id: WorkerId
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantChanged:
+    spec: TenantSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TenantForgotten:
+    """The tenant is deleted: what is queued is refused, what runs is settled as it ends."""
+
+    tenant_id: TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class MapChanged:
+    """The cache map beside this scheduler was folded forward for this worker."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class TicketAdopted:
+    """A valid ticket of an earlier term whose owner has come back; unknown here until now."""
+
+    ticket: Ticket
+    block_keys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: expire tickets and deadlines, age workers, dispatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """Refuse everything queued and admit nothing more; open tickets go on."""
+
+
+Input = (
+    Submit
+    | Cancel
+    | Renew
+    | Settle
+    | WorkerJoined
+    | WorkerHeard
+    | WorkerDrained
+    | WorkerGone
+    | TenantChanged
+    | TenantForgotten
+    | MapChanged
+    | TicketAdopted
+    | Tick
+    | ShutDown
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request has a place. Sent again, with the same ticket, when the request is submitted again."""
+
+    ticket: Ticket
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    tenant_id: TenantId
+    request_id: RequestId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    ticket_id: TicketId
+    expires_at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegEnded:
+    """A ticket is released, exactly once. ``correction`` was booked: attained − charged, in cost tokens."""
+
+    ticket: Ticket
+    outcome: LegOutcome
+    attained: float
+    correction: float
+    usage: Usage | None
+    request_continues: bool
+    """True: the request is back at the front of its tenant's queue for another leg."""
+
+
+@dataclass(frozen=True, slots=True)
+class TicketUnknown:
+    """Renew or Settle named a ticket that is not open here."""
+
+    ticket_id: TicketId
+    already: LegOutcome | None
+    """How it ended, if that is still remembered; a second settle is answered with this and changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refute:
+    """Publish on the control topic: predicted from the map, not found by the engine."""
+
+    refuted: KeysRefuted
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call again with ``Tick`` at this time at the latest."""
+
+    at_ns: int
+
+
+Effect = Granted | Refused | Renewed | LegEnded | TicketUnknown | Refute | WakeAt

@@ -1,0 +1,1 @@
+"""Generated from schemas/evenhand/v1; see schemas/generate.py."""
