@@ -1,0 +1,51 @@
+# Two commands do all: `make demo` and `make test`. Both install what they need into .venv first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test check up bench lock generate clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo  ## Run the main job for about a minute, with everything embedded
+	$(BIN)/evenhand demo $(ARGS)
+
+up: $(VENV)/.demo  ## Start the stack for your own engines: make up ARGS="--worker http://... --kv-events tcp://..."
+	$(BIN)/evenhand up $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests
+	$(BIN)/python -m pytest -m "not real_engine and not benchmark" $(ARGS)
+
+check: $(VENV)/.dev  ## Lint, types, layers, schemas, drift
+	bash .ci/check $(BIN)
+
+lock: $(VENV)/.dev  ## Lock the dependencies again, with hashes and without naming an index
+	$(BIN)/python -m pip --disable-pip-version-check --quiet install uv
+	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --no-header \
+	  --generate-hashes --no-emit-index-url --extra embedded -o requirements.txt
+	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --no-header \
+	  --generate-hashes --no-emit-index-url --extra dev -o requirements-dev.txt
+
+generate: $(VENV)/.dev  ## Generate the wire code from the schemas
+	$(BIN)/python schemas/generate.py
+
+clean:  ## Remove what was installed and cached here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .evenhand
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Evenhand needs Python 3.11 or later; say which with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: requirements.txt pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements.txt
+	$(PIP) install --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.txt pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements-dev.txt
+	$(PIP) install --no-deps -e .
+	@touch $@ $(VENV)/.demo
