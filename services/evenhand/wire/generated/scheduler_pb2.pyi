@@ -182,6 +182,7 @@ class AcquireRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     EXCLUDED_WORKERS_FIELD_NUMBER: _builtins.int
+    EXPLAIN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Idempotency key, unique among the tenant's open requests: the same id gets the same open ticket."""
     pool: _builtins.str
@@ -196,6 +197,8 @@ class AcquireRequest(_message.Message):
     timeout_ms: _builtins.int
     """Longest wait in milliseconds where no call deadline says so (Session); 0: the server's default."""
     traceparent: _builtins.str
+    explain: _builtins.bool
+    """True: the answer's explanation lists the candidates and exclusions; it is shorter and cheaper without."""
     @_builtins.property
     def excluded_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Workers the client has just seen fail: not these again while there is another."""
@@ -214,10 +217,11 @@ class AcquireRequest(_message.Message):
         timeout_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         excluded_workers: _abc.Iterable[_builtins.str] | None = ...,
+        explain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "excluded_workers", b"excluded_workers", "expected_output_tokens", b"expected_output_tokens", "max_output_tokens", b"max_output_tokens", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "excluded_workers", b"excluded_workers", "expected_output_tokens", b"expected_output_tokens", "explain", b"explain", "max_output_tokens", b"max_output_tokens", "pool", b"pool", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
