@@ -370,18 +370,17 @@ def _pid_in(pid_file: Path) -> int | None:
 
 def _is_server_of(pid: int, cluster: Path) -> bool:
     """Whether that process lives and serves that cluster, which is then its working directory."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/cwd").readlink() == cluster
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError if Path("/proc/self").exists() else ():
-        # A dead process that nobody has waited for has no working directory.
-        return False
-    except OSError:
-        # No /proc here, or no right to look.
+    if not Path("/proc/self").exists():
         said = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607
         return "postgres" in said.stdout
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink() == cluster
+    except PermissionError:
+        # Somebody else's process: not one that an earlier start of ours left.
+        return False
+    except FileNotFoundError:
+        # Gone, or dead and not yet waited for.
+        return False
 
 
 def _says_ready(pid_file: Path, pid: int) -> bool:
