@@ -5,6 +5,8 @@ One contract suite (``tests/contract``) runs over both. A method that cannot do 
 raises ``Unavailable``; one that finds another writer raises ``Fenced``.
 """
 
+import hashlib
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,12 +30,21 @@ class LogRecord:
     value: bytes
     published_at_ms: int
 
+    def digest(self) -> bytes:
+        """What ``LogPosition.digest_before`` keeps of the record before it: SHA-256 of time, key and value.
+
+        The time is in it because two idle heartbeats are equal in all else.
+        """
+        head = struct.pack(">QI", self.published_at_ms, len(self.key))
+        return hashlib.sha256(head + self.key + self.value).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
     """Where to read on in one partition, and what stood just before: a guard against another broker.
 
-    ``digest_before`` is SHA-256 of key and value of record ``next_offset − 1``; empty where none was read yet.
+    ``digest_before`` is ``LogRecord.digest()`` of record ``next_offset − 1``; empty where none was read yet.
+    A position of 0 without a digest means the beginning of what the log still keeps.
     """
 
     next_offset: int
