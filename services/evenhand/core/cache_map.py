@@ -1,13 +1,267 @@
-"""Which worker holds which block keys, on which tier."""
+"""Which worker holds which block keys, on which tier.
 
-from dataclasses import dataclass
+Two views of one fact, kept in step by a single writer (``core.fold``):
 
-from evenhand.core.ids import WorkerId
+- ``holders``: key → bit mask of the workers that hold it on any tier. A look-up is one dictionary access and one
+  ``&`` a block, however many workers there are; a key that nobody holds has no entry.
+- per worker and tier, the set of its keys: for clears, snapshots, and to know what a change really changes.
+
+A key is chained from its parent, so equal keys mean equal prefixes; a worker matches as many first blocks as it
+holds without a hole. Tiers count as one for a look-up: a block on the host tier is reloaded, not recomputed.
+
+Workers that left are tombstones: their last position only, at most ``TOMBSTONES_MAX``. When more leave, the one of
+the lowest epoch is dropped and ``epoch_floor`` rises to its epoch: a worker that is not known at all and whose
+epoch is not above the floor counts as left, too. So a dropped tombstone never lets late events of a dead worker
+back in, and a living worker that is caught by the floor is told it and returns with a later epoch.
+
+What this does not do: it knows no order of events, no gaps, no time. Sets are never iterated in an order that
+reaches an output: what leaves is sorted, or in the order of the caller's keys.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from evenhand.core.block_key import pack_keys, unpack_keys
+from evenhand.core.ids import Epoch, Seq, WorkerId
+from evenhand.core.kv import Tier, WorkerPosition
+from evenhand.core.slots import PrefixMatch, WorkerSlots
+from evenhand.core.snapshot import SnapshotAssembly
+
+__all__ = ["TOMBSTONES_MAX", "CacheMap", "PrefixMatch", "WorkerCache"]
+
+TOMBSTONES_MAX = 4_096
+"""Workers that left and are still remembered one by one."""
+
+TIERS = tuple(Tier)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """How many of a prompt's first blocks one worker holds without a hole."""
+class WorkerCache:
+    """What one worker holds, and how far its events are folded. Written by ``CacheMap`` and ``core.fold`` only."""
 
-    worker_id: WorkerId
-    blocks: int
+    __slots__ = (
+        "asked",
+        "bit",
+        "epoch",
+        "held",
+        "missing_before",
+        "seq",
+        "snapshot",
+        "snapshot_applied",
+        "worker_id",
+    )
+
+    def __init__(self, worker_id: WorkerId, bit: int, epoch: Epoch) -> None:
+        self.worker_id = worker_id
+        self.bit = bit
+        self.held: tuple[set[int], ...] = tuple(set() for _ in TIERS)
+        self.enter(epoch)
+
+    def enter(self, epoch: Epoch) -> None:
+        """Begin an epoch of which nothing is folded yet. The caller has emptied ``held``."""
+        self.epoch = epoch
+        self.seq = Seq(0)
+        self.missing_before = 0
+        """A batch with a smaller number was missed; 0: none. A snapshot as of ``missing_before`` − 1 heals it."""
+        self.asked = False
+        """A snapshot was asked for since the last heartbeat."""
+        self.snapshot: SnapshotAssembly | None = None
+        self.snapshot_applied = (-1, -1)
+        """``(seq, snapshot_id)`` of the last snapshot applied in this epoch."""
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing and no snapshot is half there."""
+        return not self.missing_before and self.snapshot is None
+
+    @property
+    def position(self) -> WorkerPosition:
+        return WorkerPosition(self.epoch, self.seq, self.complete)
+
+
+class CacheMap:
+    """The live map of any number of workers. One writer; look-ups see every change at once."""
+
+    __slots__ = ("_tombstones", "_workers", "epoch_floor", "holders", "refusals", "slots")
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        """Key → mask of the workers that hold it on any tier, in ``slots``' numbering. Read-only for others."""
+        self._workers: dict[WorkerId, WorkerCache] = {}
+        self._tombstones: dict[WorkerId, WorkerPosition] = {}
+        self.epoch_floor = Epoch(-1)
+        """Workers that are not known at all are refused up to this epoch."""
+        self.refusals: dict[WorkerId, int] = {}
+        """Messages refused as old in a row, by worker; kept and bounded by ``core.fold``."""
+        self.slots = WorkerSlots()
+        """Shared with whatever else speaks of the same workers in masks (``core.presence``)."""
+
+    # Look-up
+
+    def match(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
+        """Workers that hold at least the first of ``keys``, sorted by worker id, with how many they hold."""
+        if not keys:
+            return ()
+        holders = self.holders
+        mask = holders.get(keys[0], 0)
+        dropped = []
+        depth = 0
+        for holding in map(holders.get, keys):
+            if holding is None:
+                break
+            left = mask & holding
+            if left != mask:
+                dropped.append((mask ^ left, depth))
+                mask = left
+                if not mask:
+                    break
+            depth += 1
+        if mask:
+            dropped.append((mask, depth))
+        return self.slots.matches(dropped)
+
+    def holds_all(self, worker_id: WorkerId, keys: Sequence[int]) -> bool:
+        """Whether the worker holds every one of ``keys``, on whatever tier."""
+        cache = self._workers.get(worker_id)
+        if cache is None:
+            return not keys
+        if cache.held[0].issuperset(keys):
+            return True
+        holding, bit = self.holders.get, cache.bit
+        return all(holding(key, 0) & bit for key in keys)
+
+    def position(self, worker_id: WorkerId) -> WorkerPosition | None:
+        """How far the worker's events are folded; a tombstone's position has ``left``; None if unknown."""
+        cache = self._workers.get(worker_id)
+        return cache.position if cache is not None else self._tombstones.get(worker_id)
+
+    def block_count(self, worker_id: WorkerId) -> int:
+        """Copies the worker holds: a key on two tiers counts twice. 0 if it is unknown or left."""
+        cache = self._workers.get(worker_id)
+        return sum(map(len, cache.held)) if cache is not None else 0
+
+    def packed(self, worker_id: WorkerId) -> tuple[tuple[Tier, bytes], ...]:
+        """All keys by tier, ascending and packed, empty tiers left out: equal contents give equal bytes."""
+        cache = self._workers.get(worker_id)
+        if cache is None:
+            return ()
+        return tuple((tier, pack_keys(sorted(keys))) for tier, keys in zip(TIERS, cache.held, strict=True) if keys)
+
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of the map, sorted; those that left are not among them."""
+        return tuple(sorted(self._workers))
+
+    def tombstones(self) -> tuple[tuple[WorkerId, WorkerPosition], ...]:
+        """Workers that left and are still remembered, sorted by id."""
+        return tuple(sorted(self._tombstones.items()))
+
+    @property
+    def key_count(self) -> int:
+        """Distinct keys in the map, each once, whoever holds it."""
+        return len(self.holders)
+
+    @property
+    def copy_count(self) -> int:
+        """Copies in the map: the sum of ``block_count`` over all workers."""
+        return sum(sum(map(len, cache.held)) for cache in self._workers.values())
+
+    # Change; for core.fold and warm starts
+
+    def worker(self, worker_id: WorkerId) -> WorkerCache | None:
+        """The worker's live record, or None if it is unknown or left."""
+        return self._workers.get(worker_id)
+
+    def add(self, worker_id: WorkerId, epoch: Epoch) -> WorkerCache:
+        """A record for a worker that has none; a tombstone of it is lifted."""
+        assert worker_id not in self._workers, worker_id
+        self._tombstones.pop(worker_id, None)
+        cache = WorkerCache(worker_id, self.slots.acquire(worker_id), epoch)
+        self._workers[worker_id] = cache
+        return cache
+
+    def store(self, cache: WorkerCache, tier: Tier, keys: Sequence[int]) -> Sequence[int]:
+        """Add copies; returns the keys that the tier did not hold, each once, in the order given."""
+        held = cache.held[tier]
+        if not held.isdisjoint(keys):
+            keys = [key for key in keys if key not in held]
+        count_before = len(held)
+        held.update(keys)
+        if len(held) - count_before != len(keys):
+            keys = tuple(dict.fromkeys(keys))
+        holders, bit = self.holders, cache.bit
+        mask_or_bit = holders.setdefault
+        for key in keys:
+            mask = mask_or_bit(key, bit)
+            if mask is not bit:
+                holders[key] = mask | bit
+        return keys
+
+    def remove(self, cache: WorkerCache, tier: Tier, keys: Sequence[int]) -> Sequence[int]:
+        """Take copies away; returns the keys that the tier did hold, each once, in the order given."""
+        held = cache.held[tier]
+        if not held.issuperset(keys):
+            keys = [key for key in keys if key in held]
+        count_before = len(held)
+        held.difference_update(keys)
+        if count_before - len(held) != len(keys):
+            keys = tuple(dict.fromkeys(keys))
+        gone = keys
+        for other in cache.held:
+            if other and other is not held and not other.isdisjoint(gone):
+                gone = [key for key in gone if key not in other]
+        holders, bit = self.holders, cache.bit
+        for key in gone:
+            mask = holders[key]
+            if mask == bit:
+                del holders[key]
+            else:
+                holders[key] = mask ^ bit
+        return keys
+
+    def clear(self, cache: WorkerCache) -> None:
+        """Take everything of one worker away, on every tier."""
+        for tier in TIERS:
+            if cache.held[tier]:
+                # The order in which keys leave a dictionary that is never iterated cannot be seen.
+                self.remove(cache, tier, tuple(cache.held[tier]))
+        cache.held = tuple(set() for _ in TIERS)
+
+    def replace(self, cache: WorkerCache, held: tuple[set[int], ...]) -> None:
+        """Make the worker hold exactly ``held``, one set a tier; touches only what differs."""
+        for tier, wanted in zip(TIERS, held, strict=True):
+            self.remove(cache, tier, tuple(cache.held[tier] - wanted))
+        for tier, wanted in zip(TIERS, held, strict=True):
+            self.store(cache, tier, tuple(wanted - cache.held[tier]))
+
+    def leave(self, worker_id: WorkerId, position: WorkerPosition) -> None:
+        """Forget all that the worker held and keep its tombstone, within ``TOMBSTONES_MAX``."""
+        assert position.left, worker_id
+        self.forget(worker_id)
+        self._tombstones[worker_id] = position
+        if len(self._tombstones) > TOMBSTONES_MAX:
+            lowest = min(self._tombstones, key=lambda known: (self._tombstones[known].epoch, known))
+            self.epoch_floor = max(self.epoch_floor, self._tombstones.pop(lowest).epoch)
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """Drop all knowledge of a worker, its tombstone included; its next message makes it a stranger."""
+        self._tombstones.pop(worker_id, None)
+        self.refusals.pop(worker_id, None)
+        cache = self._workers.pop(worker_id, None)
+        if cache is not None:
+            self.clear(cache)
+            self.slots.release(worker_id)
+
+    def restore(self, worker_id: WorkerId, position: WorkerPosition, held: Iterable[tuple[Tier, bytes]]) -> None:
+        """Load a worker as stored: its position, and per tier its keys packed as 8 bytes big-endian.
+
+        What was known of it before is replaced. Raises ``ValueError`` for packed keys of a broken length.
+        """
+        unpacked = [(Tier(tier), unpack_keys(keys)) for tier, keys in held]
+        self.forget(worker_id)
+        if position.left:
+            self.leave(worker_id, position)
+            return
+        cache = self.add(worker_id, position.epoch)
+        cache.seq = position.seq
+        # Which batch was missed is not stored; any up to the last one folded may be.
+        cache.missing_before = 0 if position.complete else max(1, position.seq)
+        for tier, keys in unpacked:
+            self.store(cache, tier, keys)
