@@ -1,0 +1,377 @@
+"""The single writer of a pool: everything that changes its queues, clocks and tickets goes through here.
+
+All methods are plain calls on the event loop's thread; none of them awaits, so one step is never interrupted by
+another, and that is what makes the actor single-writer. An input is stepped through ``core.scheduler``, and its
+effects are obeyed in order before the call returns: waiting calls get their answers, ended tickets are told to
+whoever holds them, refutations go to the control topic, and the next wake-up is set.
+
+::
+
+    waiting    (tenant, request id) → calls that wait for the answer          bounded by calls_pending_max
+    open       ticket id → what was granted, and how many calls hold it       bounded by the core's tickets
+
+A call that goes away withdraws its waiter. The request is cancelled when nobody else waits for it or holds what it
+was granted, so a client that disconnects at any point leaves nothing behind, and a retry under the same request id
+is not cancelled by the end of the call before it.
+
+Granting is bound to a term of office: without one, or past ``lease_until_ns``, nothing is stepped and every call
+is answered NOT_THE_OWNER. A lease that lapsed ends the term even if it could be renewed late, because inputs were
+dropped meanwhile. The actor does no I/O and knows no gRPC.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol, assert_never
+
+from evenhand.core.facts import Decision, LegOutcome, RefusalReason, Request, Ticket, Usage
+from evenhand.core.ids import RequestId, TenantId, TicketId
+from evenhand.core.kv import KeysRefuted
+from evenhand.core.steps import (
+    Cancel,
+    Effect,
+    Granted,
+    Input,
+    LegEnded,
+    Refused,
+    Refute,
+    Renew,
+    Renewed,
+    Settle,
+    ShutDown,
+    Submit,
+    Tick,
+    TicketAdopted,
+    TicketUnknown,
+    WakeAt,
+)
+from evenhand.scheduler.metrics import SchedulerMetrics
+from evenhand.scheduler.tickets import SignedTicket, TicketSigner
+from evenhand.wire.status import NOT_THE_OWNER, WireError, wire_error
+
+TICK_INTERVAL_MAX_S = 0.25
+"""The core is ticked at least this often, whatever it asked for."""
+OWNER_RETRY_MS = 500
+BUSY_RETRY_MS = 250
+
+Key = tuple[TenantId, RequestId]
+
+
+class Stepper(Protocol):
+    """What the actor needs of ``core.scheduler.PoolScheduler``."""
+
+    def step(self, step_input: Input, now_ns: int, /) -> tuple[Effect, ...]: ...
+
+
+@dataclass(slots=True)
+class OpenTicket:
+    """One granted place, as the shell knows it."""
+
+    ticket: Ticket
+    token: str
+    decision: Decision
+    holders: int = 0
+    """Calls that were given this ticket and have not withdrawn."""
+    listener: "TicketListener | None" = None
+
+
+class TicketListener(Protocol):
+    """A session that wants to know when a ticket of its ends by itself."""
+
+    def ticket_ended(self, entry: OpenTicket, ended: LegEnded) -> None: ...
+
+
+class Waiter:
+    """One call's wait for the answer to a request; ``deliver`` is called once at most, and must not call back."""
+
+    __slots__ = ("deliver", "key", "placed")
+
+    def __init__(self, key: Key, deliver: Callable[[OpenTicket | WireError], None]) -> None:
+        self.key = key
+        self.deliver = deliver
+        self.placed: OpenTicket | None = None
+
+
+class PoolActor:
+    """Owns a pool's scheduler during a term of office."""
+
+    def __init__(
+        self,
+        signer: TicketSigner,
+        metrics: SchedulerMetrics,
+        refute: Callable[[KeysRefuted], None],
+        ticket_ttl_ms: int,
+        calls_pending_max: int,
+    ) -> None:
+        self._signer = signer
+        self._metrics = metrics
+        self._refute = refute
+        self._ttl_ms = ticket_ttl_ms
+        self._calls_pending_max = calls_pending_max
+        self._scheduler: Stepper | None = None
+        self._lease_until_ns = 0
+        self._waiting: dict[Key, list[Waiter]] = {}
+        self._waiting_count = 0
+        self._submitting: Waiter | None = None
+        self._stepping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ns = 0
+        self._adopt_after_wall_ms = 0
+        self.open: dict[TicketId, OpenTicket] = {}
+        self.by_token: dict[str, OpenTicket] = {}
+        self.term = 0
+        self.shutting_down = False
+
+    # ---- term of office -------------------------------------------------------------------------------------
+
+    @property
+    def granting(self) -> bool:
+        """Whether this process may decide now."""
+        return self._scheduler is not None and time.monotonic_ns() < self._lease_until_ns
+
+    def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
+        """Take office with a scheduler that is ready to step.
+
+        Tickets of earlier terms granted at or before ``adopt_after_wall_ms`` are not adopted: the checkpoint that
+        was restored would hold them if they were open.
+        """
+        assert self._scheduler is None, "the term before has not ended"
+        assert term > self.term, "terms only grow"
+        self._scheduler, self.term, self._lease_until_ns = scheduler, term, lease_until_ns
+        self._adopt_after_wall_ms = adopt_after_wall_ms
+        self._metrics.owner.set(1)
+        self._metrics.term.set(term)
+        self.tell(Tick())
+
+    def extend_lease(self, lease_until_ns: int) -> None:
+        self._lease_until_ns = lease_until_ns
+
+    def end_term(self, sentence: str) -> None:
+        """Leave office: every waiting call is told, and what was granted stays with the checkpoint."""
+        if self._scheduler is None:
+            return
+        self._scheduler, self._lease_until_ns = None, 0
+        self._metrics.owner.set(0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        error = wire_error(NOT_THE_OWNER, sentence, OWNER_RETRY_MS)
+        waiting, self._waiting, self._waiting_count = self._waiting, {}, 0
+        for waiters in waiting.values():
+            for waiter in waiters:
+                waiter.deliver(error)
+        self.open.clear()
+        self.by_token.clear()
+
+    def shut_down(self) -> None:
+        """Refuse what is queued and admit nothing more."""
+        self.shutting_down = True
+        self.tell(ShutDown())
+
+    def not_the_owner(self) -> WireError:
+        """The answer of a process that may not decide."""
+        if self.shutting_down:
+            return wire_error(RefusalReason.SHUTTING_DOWN.value, "The scheduler is shutting down.", OWNER_RETRY_MS)
+        return wire_error(NOT_THE_OWNER, "This scheduler does not own the pool now.", OWNER_RETRY_MS)
+
+    # ---- calls ----------------------------------------------------------------------------------------------
+
+    def tell(self, step_input: Input) -> None:
+        """Step an input nobody waits for; dropped while out of office (a term begins with what is known then)."""
+        if self.granting:
+            self._step(step_input)
+
+    def submit(self, request: Request, waiter: Waiter) -> None:
+        """Admit a request; the waiter hears of the grant or refusal, perhaps before this returns."""
+        if not self.granting:
+            waiter.deliver(self.not_the_owner())
+            return
+        if self._waiting_count >= self._calls_pending_max:
+            sentence = f"{self._calls_pending_max} calls are waiting already."
+            waiter.deliver(wire_error(RefusalReason.QUEUE_FULL.value, sentence, BUSY_RETRY_MS, "scheduler"))
+            return
+        self._waiting.setdefault(waiter.key, []).append(waiter)
+        self._waiting_count += 1
+        self._submitting = waiter
+        started = time.perf_counter()
+        self._step(Submit(request))
+        self._metrics.step.observe(time.perf_counter() - started)
+        self._submitting = None
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """The waiter's call is gone. What it asked for is cancelled unless another call waits for or holds it."""
+        tenant_id, request_id = waiter.key
+        entry = waiter.placed
+        if entry is not None:
+            waiter.placed = None
+            entry.holders -= 1
+            if entry.holders == 0 and entry.ticket.ticket_id in self.open and waiter.key not in self._waiting:
+                self.tell(Cancel(tenant_id, request_id, Usage()))  # the client never learned of the worker
+            return
+        waiters = self._waiting.get(waiter.key)
+        if waiters is None or waiter not in waiters:
+            return
+        waiters.remove(waiter)
+        self._waiting_count -= 1
+        if not waiters:
+            del self._waiting[waiter.key]
+            self.tell(Cancel(tenant_id, request_id))
+
+    def renew(self, ticket_id: TicketId, usage: Usage | None) -> Renewed | TicketUnknown | None:
+        """Keep a ticket alive; None while out of office."""
+        if not self.granting:
+            return None
+        for effect in self._step(Renew(ticket_id, usage)):
+            if isinstance(effect, (Renewed, TicketUnknown)) and effect.ticket_id == ticket_id:
+                return effect
+        return TicketUnknown(ticket_id, None)
+
+    def settle(
+        self, ticket_id: TicketId, usage: Usage | None, outcome: LegOutcome
+    ) -> LegEnded | TicketUnknown | None:
+        """End a ticket; None while out of office."""
+        if not self.granting:
+            return None
+        entry = self.open.get(ticket_id)
+        if entry is not None:
+            entry.listener = None
+        for effect in self._step(Settle(ticket_id, usage, outcome)):
+            if isinstance(effect, LegEnded) and effect.ticket.ticket_id == ticket_id:
+                return effect
+            if isinstance(effect, TicketUnknown) and effect.ticket_id == ticket_id:
+                return effect
+        return TicketUnknown(ticket_id, None)
+
+    def cancel(self, key: Key, usage: Usage | None) -> bool | None:
+        """Give a request up, queued or granted: whether it was open; None while out of office."""
+        if not self.granting:
+            return None
+        was_open = False
+        for effect in self._step(Cancel(*key, usage)):
+            match effect:
+                case Refused(tenant_id=tenant_id, request_id=request_id):
+                    was_open = was_open or (tenant_id, request_id) == key
+                case LegEnded(ticket=ticket):
+                    was_open = was_open or (ticket.tenant_id, ticket.request_id) == key
+                case _:
+                    pass
+        return was_open
+
+    def adopt(self, signed: SignedTicket) -> bool:
+        """Take over a valid ticket of an earlier term that the restored checkpoint does not know.
+
+        False if it cannot be open any more: it is of this term (and so was closed), older than its time to live,
+        or from before the checkpoint.
+        """
+        ticket, wall_ms = signed.ticket, time.time() * 1000
+        if not self.granting or ticket.term >= self.term:
+            return False
+        age_ms = max(0.0, wall_ms - signed.granted_wall_ms)
+        if age_ms > self._ttl_ms or signed.granted_wall_ms <= self._adopt_after_wall_ms:
+            return False
+        granted_at_ns = time.monotonic_ns() - int(age_ms * 1e6)
+        self._step(TicketAdopted(replace(ticket, granted_at_ns=granted_at_ns)))
+        self._metrics.adopted.inc()
+        return True
+
+    # ---- steps and effects ----------------------------------------------------------------------------------
+
+    def _step(self, step_input: Input) -> tuple[Effect, ...]:
+        assert not self._stepping, "a step must not cause another before it ends"
+        assert self._scheduler is not None
+        now_ns = time.monotonic_ns()
+        self._stepping = True
+        try:
+            effects = self._scheduler.step(step_input, now_ns)
+            for effect in effects:
+                self._obey(effect, now_ns)
+        finally:
+            self._stepping = False
+        return effects
+
+    def _obey(self, effect: Effect, now_ns: int) -> None:
+        match effect:
+            case Granted():
+                self._grant(effect, now_ns)
+            case LegEnded():
+                self._end_leg(effect)
+            case WakeAt(at_ns=at_ns):
+                self._wake_at(at_ns, now_ns)
+            case Refused():
+                self._refuse(effect)
+            case Refute(refuted=refuted):
+                self._refute(refuted)
+            case Renewed() | TicketUnknown():
+                pass  # the caller of the step reads these
+            case _:
+                assert_never(effect)
+
+    def _grant(self, granted: Granted, now_ns: int) -> None:
+        ticket = granted.ticket
+        entry = self.open.get(ticket.ticket_id)
+        if entry is None:
+            age_ns = max(0, now_ns - ticket.granted_at_ns)
+            token = self._signer.sign(ticket, time.time_ns() // 1_000_000 - age_ns // 1_000_000)
+            entry = OpenTicket(ticket, token, granted.decision)
+            self.open[ticket.ticket_id] = self.by_token[token] = entry
+            self._metrics.granted(ticket.tenant_id, granted.decision.wait_ms)
+        waiters = self._waiting.pop((ticket.tenant_id, ticket.request_id), None)
+        if waiters is None:
+            return
+        self._waiting_count -= len(waiters)
+        entry.holders += len(waiters)
+        for waiter in waiters:
+            waiter.placed = entry
+            waiter.deliver(entry)
+
+    def _refuse(self, refused: Refused) -> None:
+        refusal, key = refused.refusal, (refused.tenant_id, refused.request_id)
+        self._metrics.refusals.labels(refusal.reason.value).inc()
+        subject = f"tenant:{refused.tenant_id}" if refusal.reason is RefusalReason.QUEUE_FULL else ""
+        error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject)
+        for waiter in self._refused_waiters(key, refusal.reason):
+            self._waiting_count -= 1
+            waiter.deliver(error)
+
+    def _refused_waiters(self, key: Key, reason: RefusalReason) -> Iterable[Waiter]:
+        """Who a refusal concerns: a bad second request under an id concerns only the call that brought it."""
+        newcomer = self._submitting
+        if newcomer is not None and newcomer.key == key and reason in _REFUSES_NEWCOMER:
+            waiters = self._waiting[key]
+            if len(waiters) > 1:
+                waiters.remove(newcomer)
+                return (newcomer,)
+        return self._waiting.pop(key, ())
+
+    def _end_leg(self, ended: LegEnded) -> None:
+        self._metrics.legs_ended.labels(ended.outcome.value).inc()
+        entry = self.open.pop(ended.ticket.ticket_id, None)
+        if entry is None:
+            return
+        del self.by_token[entry.token]
+        if entry.listener is not None:
+            entry.listener.ticket_ended(entry, ended)
+
+    # ---- time -----------------------------------------------------------------------------------------------
+
+    def _wake_at(self, at_ns: int, now_ns: int) -> None:
+        """Set the wake-up, unless an earlier one stands; one that turns out too early is harmless."""
+        if self._timer is not None and self._timer_at_ns <= at_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = min(max(0.0, (at_ns - now_ns) / 1e9), TICK_INTERVAL_MAX_S)
+        self._timer_at_ns = now_ns + int(delay_s * 1e9)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        if not self.granting:
+            return
+        self._step(Tick())
+        now_ns = time.monotonic_ns()
+        self._wake_at(now_ns + int(TICK_INTERVAL_MAX_S * 1e9), now_ns)
+
+
+_REFUSES_NEWCOMER = frozenset({RefusalReason.REQUEST_ID_REUSED, RefusalReason.INVALID})
