@@ -74,15 +74,14 @@ def _times(generator: random.Random, per_second: float, duration_ms: float) -> I
         yield at_ms
 
 
-def plan(load: DemoLoad, duration_ms: float, seed: int) -> list[Arrival]:
-    """The three tenants' arrivals over ``duration_ms``, in time order."""
-    generator = random.Random(seed)  # noqa: S311 - a plan, not a secret
-    arrivals: list[Arrival] = []
+def _flood(load: DemoLoad, generator: random.Random, duration_ms: float) -> Iterator[Arrival]:
     shared = _tokens(generator, load.shared_prefix_tokens)
     for at_ms in _times(generator, load.flood_per_second, duration_ms):
         prompt = shared + _tokens(generator, load.flood_suffix_tokens)
-        arrivals.append(Arrival(at_ms, "flood", prompt, load.flood_output_tokens))
+        yield Arrival(at_ms, "flood", prompt, load.flood_output_tokens)
 
+
+def _chat(load: DemoLoad, generator: random.Random, duration_ms: float) -> Iterator[Arrival]:
     system = _tokens(generator, load.system_tokens)
     histories = [system] * load.conversations
     for turn, at_ms in enumerate(_times(generator, load.chat_per_second, duration_ms)):
@@ -90,13 +89,23 @@ def plan(load: DemoLoad, duration_ms: float, seed: int) -> list[Arrival]:
         if turn % (load.conversations * load.turns_max) < load.conversations:
             histories[conversation] = system
         prompt = histories[conversation] + _tokens(generator, load.turn_tokens)
-        arrivals.append(Arrival(at_ms, "chat", prompt, load.chat_output_tokens))
+        yield Arrival(at_ms, "chat", prompt, load.chat_output_tokens)
         histories[conversation] = prompt + _tokens(generator, load.chat_output_tokens)
 
+
+def _cold(load: DemoLoad, generator: random.Random, duration_ms: float) -> Iterator[Arrival]:
     for at_ms in _times(generator, load.cold_per_second, duration_ms):
-        arrivals.append(
-            Arrival(at_ms, "cold", _tokens(generator, load.cold_prompt_tokens), load.cold_output_tokens)
-        )
+        prompt = _tokens(generator, load.cold_prompt_tokens)
+        yield Arrival(at_ms, "cold", prompt, load.cold_output_tokens)
+
+
+def plan(load: DemoLoad, duration_ms: float, seed: int) -> list[Arrival]:
+    """The three tenants' arrivals over ``duration_ms``, in time order."""
+    arrivals = [
+        arrival
+        for tenant, kind in enumerate((_flood, _chat, _cold))
+        for arrival in kind(load, random.Random(f"{seed}/{tenant}"), duration_ms)  # noqa: S311 - no secret
+    ]
     return sorted(arrivals, key=lambda arrival: (arrival.at_ms, arrival.tenant))
 
 

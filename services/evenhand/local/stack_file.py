@@ -1,0 +1,102 @@
+"""What ``evenhand up`` is told: the user's engines and tenants, from options or from one YAML file.
+
+::
+
+    pool: llama-3-8b
+    workers:
+      - address: http://gpu-1.internal:8000        # where clients call the engine; host names are fine
+        kv_events: tcp://gpu-1.internal:5557       # vLLM's --kv-events-config endpoint
+        replay: tcp://gpu-1.internal:5657          # its replay_endpoint, if it has one
+        worker_id: gpu-1                           # default: host-port of the address
+    tenants:
+      - {tenant_id: search, weight: 3}
+      - {tenant_id: batch}
+
+A worker without ``kv_events`` joins with an approximate map: what it holds is assumed from what it was sent.
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evenhand.core.errors import InvalidConfig
+
+WORKERS_MAX = 1_024
+ZMQ_ENDPOINT = r"^(tcp://[^/\s]+:\d+|ipc://.+)?$"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StackWorker(_Strict):
+    """One engine."""
+
+    address: Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d+$", description="http://HOST:PORT of the engine")]
+    kv_events: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
+    replay: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
+    worker_id: Annotated[str, Field(max_length=200)] = ""
+
+    @property
+    def name(self) -> str:
+        """The worker id, or host-port of the address where none is given."""
+        return self.worker_id or urlsplit(self.address).netloc.replace(":", "-")
+
+    @model_validator(mode="after")
+    def _replay_needs_events(self) -> Self:
+        if self.replay and not self.kv_events:
+            raise ValueError(f"worker {self.name} has a replay endpoint but no kv_events endpoint")
+        return self
+
+
+class StackTenant(_Strict):
+    """One tenant of the seed."""
+
+    tenant_id: Annotated[str, Field(min_length=1, max_length=200)]
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    concurrency_max: Annotated[int, Field(ge=0)] = 0
+    cache_domain: str = ""
+
+
+class StackFile(_Strict):
+    """Everything ``evenhand up`` needs to know."""
+
+    pool: Annotated[str, Field(min_length=1, max_length=200)] = "default"
+    workers: Annotated[tuple[StackWorker, ...], Field(min_length=1, max_length=WORKERS_MAX)]
+    tenants: Annotated[tuple[StackTenant, ...], Field(min_length=1)] = (StackTenant(tenant_id="default"),)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for what, names in (
+            ("worker", [worker.name for worker in self.workers]),
+            ("tenant", [tenant.tenant_id for tenant in self.tenants]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what} {twice[0]} is named twice")
+        return self
+
+
+def parse_stack(data: object, source: str) -> StackFile:
+    """Validate; raises ``InvalidConfig`` with one sentence that names the first fault and its place."""
+    try:
+        return StackFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise InvalidConfig(f"{source}: {place}: {first['msg']}.") from error
+
+
+def load_stack(path: Path) -> StackFile:
+    """Read a YAML file; raises ``InvalidConfig`` with one sentence that names the file and the fault."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfig(f"The stack file {path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        detail = " ".join(str(error).split())
+        raise InvalidConfig(f"The stack file {path} is no YAML: {detail}.") from error
+    return parse_stack(data, f"The stack file {path}")
