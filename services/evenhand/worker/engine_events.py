@@ -1,0 +1,193 @@
+"""An engine's own words: msgpack frames of vLLM and SGLang, decoded and nothing more.
+
+A frame is ``[timestamp_s, events, data_parallel_rank]``. An event is a map with a ``type`` key (current vLLM) or
+a positional array that starts with the type (SGLang, older vLLM); both carry integer hashes, signed or unsigned,
+or 32-byte ones. Fields are positional in arrays, so their order here is the wire's.
+
+The common case is decoded in one typed pass that refuses unknown fields. Whatever does not fit falls back to one
+event at a time, so that a bad event spoils itself and not its batch, and what is unknown is counted. A thing that
+is not fully understood never becomes a clear: a clear is only what decodes as one.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from evenhand.core.errors import MalformedMessage
+
+EngineHash = int | bytes
+"""A block's name within one life of an engine; says nothing about its content."""
+
+KNOWN_TYPES: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+EVENTS_PER_FRAME_MAX: Final = 1_000_000
+
+
+class BlockStored(msgspec.Struct, gc=False):
+    """Blocks became findable under these names, one chained to the next, the first to ``parent_block_hash``."""
+
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None = None
+    token_ids: list[int] | None = None
+    block_size: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, gc=False):
+    """One copy of each name is gone."""
+
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, gc=False):
+    """Everything is gone."""
+
+
+EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class _StoredStrict(BlockStored, tag="BlockStored", forbid_unknown_fields=True, gc=False): ...
+
+
+class _RemovedStrict(BlockRemoved, tag="BlockRemoved", forbid_unknown_fields=True, gc=False): ...
+
+
+class _ClearedStrict(AllBlocksCleared, tag="AllBlocksCleared", forbid_unknown_fields=True, gc=False): ...
+
+
+class _StoredLoose(BlockStored, tag="BlockStored", gc=False): ...
+
+
+class _RemovedLoose(BlockRemoved, tag="BlockRemoved", gc=False): ...
+
+
+class _ClearedLoose(AllBlocksCleared, tag="AllBlocksCleared", gc=False): ...
+
+
+class _StoredArray(BlockStored, tag="BlockStored", array_like=True, gc=False): ...
+
+
+class _RemovedArray(BlockRemoved, tag="BlockRemoved", array_like=True, gc=False): ...
+
+
+class _ClearedArray(AllBlocksCleared, tag="AllBlocksCleared", array_like=True, gc=False): ...
+
+
+class _FrameStrict(msgspec.Struct, array_like=True, gc=False):
+    timestamp_s: float
+    events: list[_StoredStrict | _RemovedStrict | _ClearedStrict]
+    data_parallel_rank: int | None = None
+
+
+class _FrameRaw(msgspec.Struct, array_like=True, gc=False):
+    timestamp_s: Any
+    events: list[msgspec.Raw]
+    data_parallel_rank: Any = None
+
+
+_decode_strict = msgspec.msgpack.Decoder(_FrameStrict).decode
+_decode_raw = msgspec.msgpack.Decoder(_FrameRaw).decode
+_decode_map_strict = msgspec.msgpack.Decoder(_StoredStrict | _RemovedStrict | _ClearedStrict).decode
+_decode_map_loose = msgspec.msgpack.Decoder(_StoredLoose | _RemovedLoose | _ClearedLoose).decode
+_decode_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray).decode
+_decode_any = msgspec.msgpack.Decoder().decode
+
+_ARRAY_FIELDS: Final = {"BlockStored": 15, "BlockRemoved": 6, "AllBlocksCleared": 1}
+"""Length of a positional event with every known field, its type included."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFrame:
+    """One decoded frame, and what in it was not understood."""
+
+    emitted_at_ms: int
+    """The engine's wall clock; 0 where it says nothing usable."""
+    data_parallel_rank: int | None
+    events: tuple[EngineEvent, ...]
+    malformed_events: int = 0
+    unknown_events: int = 0
+    unknown_fields: int = 0
+    """Events with at least one field that this build does not know; they count all the same."""
+
+
+def decode_frame(payload: bytes) -> EngineFrame:
+    """Decode one frame; raises ``MalformedMessage`` only where it cannot even be split into events."""
+    try:
+        strict = _decode_strict(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return _decode_event_by_event(payload)
+    return EngineFrame(_milliseconds(strict.timestamp_s), strict.data_parallel_rank, tuple(strict.events))
+
+
+def _decode_event_by_event(payload: bytes) -> EngineFrame:
+    try:
+        raw = _decode_raw(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedMessage("An engine's frame is not an array of time, events and rank.") from error
+    events: list[EngineEvent] = []
+    malformed = unknown = odd = 0
+    for encoded in raw.events[:EVENTS_PER_FRAME_MAX]:
+        event, has_unknown_fields = _decode_event(encoded)
+        if event is None:
+            if _names_unknown_type(encoded):
+                unknown += 1
+            else:
+                malformed += 1
+        else:
+            events.append(event)
+            odd += has_unknown_fields
+    rank = raw.data_parallel_rank if type(raw.data_parallel_rank) is int else None
+    return EngineFrame(_milliseconds(raw.timestamp_s), rank, tuple(events), malformed, unknown, odd)
+
+
+def _decode_event(encoded: msgspec.Raw) -> tuple[EngineEvent | None, bool]:
+    """The event, or None, and whether it has fields that are not known."""
+    lead = memoryview(encoded)[0]
+    if 0x90 <= lead <= 0x9F or lead in (0xDC, 0xDD):
+        try:
+            event: EngineEvent = _decode_array(encoded)
+        except (msgspec.DecodeError, RecursionError):
+            return None, False
+        name = type(event).__struct_config__.tag
+        return event, 0x90 <= lead <= 0x9F and lead - 0x90 > _ARRAY_FIELDS[str(name)]
+    try:
+        return _decode_map_strict(encoded), False
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return _decode_map_loose(encoded), True
+    except (msgspec.DecodeError, RecursionError):
+        return None, False
+
+
+def _names_unknown_type(encoded: msgspec.Raw) -> bool:
+    try:
+        value = _decode_any(encoded)
+    except (msgspec.DecodeError, RecursionError, TypeError):
+        return False
+    if isinstance(value, dict):
+        name = value.get("type")
+    elif isinstance(value, list) and value:
+        name = value[0]
+    else:
+        return False
+    return isinstance(name, str) and name not in KNOWN_TYPES
+
+
+def _milliseconds(timestamp_s: Any) -> int:
+    if isinstance(timestamp_s, (int, float)) and 0.0 <= timestamp_s < 1e12:
+        return int(timestamp_s * 1000)
+    return 0

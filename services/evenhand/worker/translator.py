@@ -1,0 +1,417 @@
+"""From an engine's own events to block keys: the heart of a worker's edge.
+
+A pure state machine. It reads frames of one engine rank and returns what a cache map must be told, in order; it
+knows no socket, clock or log. Time and the number of the batch that its answer goes out in are arguments.
+
+::
+
+    frame ─▶ decode ─▶ group a prefix? ─▶ tokens, extras, parent ─▶ keys ─▶ copies counted ─▶ operations
+               │           no: counted        parent unknown: waits            0→1, 1→0 only
+               └ unknown, malformed: counted
+
+What always holds: an operation's keys are content keys of ``core.block_key``; a key goes out as stored only while
+it is not held, as removed only while it is; nothing but a decoded clear clears; a bad event changes nothing but a
+counter; memory is bounded by what the engine can hold (``holdings``) and what may wait (``waiting``).
+
+It does not judge whether frames are in order or from one life of the engine: see ``continuity``.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from evenhand.core.block_key import KEY_BYTES, child_key, root_hash
+from evenhand.core.errors import MalformedMessage
+from evenhand.core.ids import Seq
+from evenhand.core.kv import Cleared, KvOperation, Removed, Stored, Tier
+from evenhand.worker.counters import TranslatorCounters
+from evenhand.worker.engine_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineHash,
+    decode_frame,
+)
+from evenhand.worker.extras import read_extras
+from evenhand.worker.holdings import Holdings, Lane, LaneRecord
+from evenhand.worker.waiting import Chain, WaitingStore, WaitingStores
+
+TIERS_BY_MEDIUM: Final[dict[str | None, Tier]] = {
+    None: Tier.DEVICE,
+    "GPU": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "CPU_TIER1": Tier.HOST,
+    "HOST": Tier.HOST,
+    "STORAGE": Tier.DISK,
+    "DISK": Tier.DISK,
+    "SSD": Tier.DISK,
+    "FS": Tier.DISK,
+}
+"""Other media are counted and left alone: a copy of unknown whereabouts must not count as one on the device."""
+
+PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Cache kinds whose blocks make a prefix. A hybrid model's prefix needs its full-attention group; a window's or a
+state's blocks alone are none, and a kind that is not known counts as none."""
+GROUPS_MAX: Final = 1_024
+ROOTS_MAX: Final = 4_096
+"""Roots (salt, LoRA) remembered; a root costs one hash, so all are forgotten at once when there are more."""
+_HASH_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatorConfig:
+    """What an edge must know to compute keys."""
+
+    model: str
+    block_size_tokens: int = 0
+    """Tokens a block; 0 takes the size of the first store."""
+    kv_blocks: int = 0
+    """Blocks that the engine can hold, its null block left out; 0 where that is unknown."""
+    data_parallel_rank: int | None = None
+    """Frames of another rank are not ours; None takes all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """What one frame came to."""
+
+    operations: tuple[KvOperation, ...]
+    emitted_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatorState:
+    """What a checkpoint keeps. Stores that wait for a parent are left out: they carry token ids."""
+
+    block_size_tokens: int
+    prefix_groups: tuple[tuple[int, bool], ...]
+    lanes: tuple[LaneRecord, ...]
+
+
+class Translator:
+    """One engine rank's events, translated. Owned by one task; not safe to share."""
+
+    __slots__ = (
+        "_block_size",
+        "_config",
+        "_groups",
+        "_holdings",
+        "_lanes",
+        "_operations",
+        "_roots",
+        "_waiting",
+        "counters",
+    )
+
+    def __init__(self, config: TranslatorConfig, state: TranslatorState | None = None, seq: Seq = Seq(0)) -> None:
+        """``state`` and ``seq`` continue from a checkpoint: all it holds counts as published by batch ``seq``."""
+        self.counters = TranslatorCounters()
+        self._config = config
+        self._block_size = config.block_size_tokens
+        self._groups: dict[int, bool] = {}
+        self._holdings = Holdings(self.counters, config.kv_blocks)
+        self._waiting = WaitingStores()
+        self._roots: dict[tuple[str, str], bytes] = {}
+        self._lanes: dict[tuple[Tier, int], Lane] = {}
+        self._operations: list[tuple[type[Stored | Removed | Cleared], Tier, list[int]]] = []
+        if state is not None:
+            self._block_size = self._block_size or state.block_size_tokens
+            self._groups.update(state.prefix_groups)
+            self._holdings.restore(state.lanes, seq)
+
+    @property
+    def block_size_tokens(self) -> int:
+        """0 until it is known."""
+        return self._block_size
+
+    @property
+    def stores_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def phantoms_max(self) -> int:
+        """Held or silent names that could be phantoms; no more than these are."""
+        return self._holdings.doubted_total()
+
+    @property
+    def names_total(self) -> int:
+        """Engine hashes known: what memory is spent on."""
+        return len(self._holdings.key_of)
+
+    def held(self, tier: Tier) -> tuple[int, ...]:
+        """Keys held on a tier, oldest first."""
+        return tuple(self._holdings.held(tier))
+
+    def learn_kv_blocks(self, kv_blocks: int) -> None:
+        """The engine's size became known."""
+        self._holdings.set_device_blocks(kv_blocks)
+
+    def learn_block_size(self, block_size_tokens: int) -> None:
+        """The engine's block size became known; one that is known already stands."""
+        self._block_size = self._block_size or block_size_tokens
+
+    def forget_all(self) -> None:
+        """A new life of the engine's cache: nothing is held. Counters go on."""
+        self._holdings.clear()
+        self._waiting = WaitingStores()
+        self._groups.clear()
+
+    def state(self) -> TranslatorState:
+        return TranslatorState(self._block_size, tuple(self._groups.items()), self._holdings.export())
+
+    def translate(self, payload: bytes, now_ms: int, seq: Seq) -> Translated:
+        """Read one frame. What it returns must go out in batch ``seq`` or a later one, in order.
+
+        Never raises for any bytes: what cannot be read is counted.
+        """
+        counters = self.counters
+        counters.frames += 1
+        try:
+            frame = decode_frame(payload)
+        except MalformedMessage:
+            counters.frames_malformed += 1
+            return Translated(())
+        own_rank = self._config.data_parallel_rank
+        if own_rank is not None and frame.data_parallel_rank not in (None, own_rank):
+            counters.frames_of_other_rank += 1
+            return Translated(())
+        counters.events_malformed += frame.malformed_events
+        counters.events_of_unknown_type += frame.unknown_events
+        counters.events_with_unknown_fields += frame.unknown_fields
+        for event in frame.events:
+            counters.events += 1
+            match event:
+                case BlockStored():
+                    self._stored(event, now_ms, seq)
+                case BlockRemoved():
+                    self._removed(event)
+                case AllBlocksCleared():
+                    self._cleared()
+                case _:
+                    assert_never(event)
+        counters.stores_waiting_expired += self._waiting.drop_expired(now_ms)
+        for tier in Tier:
+            self._emit(Removed, tier, self._holdings.silence_excess(tier))
+        return Translated(self._take_operations(), frame.emitted_at_ms)
+
+    def refute(self, keys: Sequence[int], tier: Tier, seq: Seq) -> tuple[KvOperation, ...]:
+        """Keys that the engine turned out not to have; a store that went out after batch ``seq`` stands."""
+        silenced = self._holdings.refute(tier, keys, seq)
+        self.counters.keys_refuted += len(silenced)
+        self.counters.keys_refutation_stale += len(keys) - len(silenced)
+        self._emit(Removed, tier, silenced)
+        return self._take_operations()
+
+    # -- events
+
+    def _stored(self, event: BlockStored, now_ms: int, seq: Seq) -> None:
+        counters = self.counters
+        lane = self._lane_of(event)
+        if lane is None:
+            return
+        names = self._named(event.block_hashes)
+        if not names:
+            counters.stores_without_hashes += 1
+            return
+        if not event.token_ids or event.block_size <= 0:
+            self._stored_without_tokens(lane, names, seq)
+            return
+        if event.block_size != self._block_size:
+            if self._block_size:
+                counters.stores_of_other_block_size += 1
+                return
+            self._block_size = event.block_size
+        count = len(names)
+        if len(event.token_ids) != count * event.block_size or (
+            event.extra_keys is not None and len(event.extra_keys) != count
+        ):
+            counters.events_malformed += 1
+            return
+        try:
+            token_bytes = struct.pack(f"<{len(event.token_ids)}I", *event.token_ids)
+        except struct.error:
+            counters.events_malformed += 1
+            return
+        counters.blocks_stored += count
+        salt = ""
+        extra_fields: list[tuple[bytes, ...]] | None = None
+        if event.extra_keys and any(event.extra_keys):
+            salt, extra_fields = self._read_extras(event)
+            names = names[: len(extra_fields)]
+            if not names:
+                return
+        chain = Chain(lane, names, token_bytes, extra_fields)
+        parent = event.parent_block_hash
+        if parent is None:
+            self._chain(chain, self._root(event, salt), seq)
+            return
+        if type(parent) is int:
+            parent &= _HASH_MASK
+        parent_key = self._holdings.key_of.get(parent)
+        if parent_key is None:
+            counters.stores_waiting += 1
+            self._waiting.add(WaitingStore(parent, chain, now_ms))
+            counters.stores_waiting_overflowed += self._waiting.drop_overflow()
+            return
+        self._chain(chain, parent_key.to_bytes(KEY_BYTES, "big"), seq)
+
+    def _removed(self, event: BlockRemoved) -> None:
+        lane = self._lane_of(event)
+        if lane is None:
+            return
+        names = self._named(event.block_hashes)
+        self.counters.blocks_removed += len(names)
+        removed = self._holdings.remove(lane, names)
+        for name in removed.unknown:
+            if not self._waiting.mark_removed(lane, name):
+                self.counters.removals_unknown_blocks += 1
+        self._emit(Removed, lane.tier, removed.ended)
+
+    def _cleared(self) -> None:
+        self.counters.clears += 1
+        self._holdings.clear()
+        self._waiting = WaitingStores()
+        self._operations.append((Cleared, Tier.DEVICE, []))
+
+    def _stored_without_tokens(self, lane: Lane, names: Sequence[EngineHash], seq: Seq) -> None:
+        self.counters.stores_without_tokens += 1
+        key_of = self._holdings.key_of
+        known = [name for name in names if name in key_of]
+        self.counters.blocks_without_tokens_unknown += len(names) - len(known)
+        self._emit(Stored, lane.tier, self._holdings.store(lane, known, [key_of[name] for name in known], seq))
+
+    # -- keys
+
+    def _chain(self, chain: Chain, parent: bytes, seq: Seq) -> None:
+        """Chain one store's blocks under ``parent``, then whatever waited for them, and theirs.
+
+        What was removed while it waited gets a key for its children's sake, and is not held.
+        """
+        pending = [(chain, parent)]
+        while pending:
+            chain, parent = pending.pop()
+            names = chain.names
+            keys = chain_keys(parent, chain.token_bytes, 4 * self._block_size, len(names), chain.extra_fields)
+            if chain.gone:
+                kept = [index for index, name in enumerate(names) if name not in chain.gone]
+                held = [names[index] for index in kept], [keys[index] for index in kept]
+                begun = self._holdings.store(chain.lane, *held, seq)
+            else:
+                begun = self._holdings.store(chain.lane, names, keys, seq)
+            self._emit(Stored, chain.lane.tier, begun)
+            if len(self._waiting):
+                for name, key in zip(names, keys, strict=True):
+                    for store in self._waiting.take_children(name):
+                        self.counters.stores_linked += 1
+                        pending.append((store.chain, key.to_bytes(KEY_BYTES, "big")))
+
+    def _root(self, event: BlockStored, salt: str) -> bytes:
+        lora = event.lora_name or ("" if event.lora_id is None else f"#{event.lora_id}")
+        root = self._roots.get((lora, salt))
+        if root is None:
+            if len(self._roots) >= ROOTS_MAX:
+                self._roots.clear()
+            root = self._roots[lora, salt] = root_hash(self._config.model, lora, salt)
+        return root
+
+    def _read_extras(self, event: BlockStored) -> tuple[str, list[tuple[bytes, ...]]]:
+        """The salt, and byte fields of each block up to the first that is not understood."""
+        assert event.extra_keys is not None
+        salt = ""
+        fields: list[tuple[bytes, ...]] = []
+        for index, entry in enumerate(event.extra_keys):
+            first = index == 0 and event.parent_block_hash is None
+            extras = read_extras(entry, event.lora_name, first)
+            if extras is None:
+                self.counters.stores_with_unknown_extras += 1
+                break
+            salt = salt or extras.salt
+            fields.append(extras.fields)
+        return salt, fields
+
+    # -- lanes and names
+
+    def _lane_of(self, event: BlockStored | BlockRemoved) -> Lane | None:
+        """Where the event belongs; None, counted, if it says nothing about a prefix held here."""
+        tier = TIERS_BY_MEDIUM.get(event.medium)
+        if tier is None:
+            self.counters.events_of_unknown_medium += 1
+            return None
+        if event.locality == "REMOTE":
+            self.counters.events_of_remote_blocks += 1
+            return None
+        group = event.group_idx or 0
+        if isinstance(event, BlockStored) and not self._learn_group(event, group):
+            self.counters.events_not_prefix += 1
+            return None
+        if not self._groups.get(group, True):
+            self.counters.events_not_prefix += 1
+            return None
+        lane = self._lanes.get((tier, group))
+        if lane is None:
+            lane = Lane(tier, group)
+            if len(self._lanes) < GROUPS_MAX:
+                self._lanes[tier, group] = lane
+        return lane
+
+    def _learn_group(self, event: BlockStored, group: int) -> bool:
+        kind = event.kv_cache_spec_kind
+        if kind is not None:
+            prefix = kind in PREFIX_KINDS
+        elif event.kv_cache_spec_sliding_window is not None:
+            prefix = False
+        else:
+            return self._groups.get(group, True)
+        if len(self._groups) < GROUPS_MAX or group in self._groups:
+            self._groups[group] = prefix
+        return prefix
+
+    @staticmethod
+    def _named(hashes: list[EngineHash]) -> list[EngineHash]:
+        """Names in one form: signed integers become the unsigned ones that they stand for."""
+        return [name & _HASH_MASK if type(name) is int else name for name in hashes]
+
+    # -- operations
+
+    def _emit(self, kind: type[Stored | Removed], tier: Tier, keys: list[int]) -> None:
+        if not keys:
+            return
+        operations = self._operations
+        if operations and operations[-1][0] is kind and operations[-1][1] is tier:
+            operations[-1][2].extend(keys)
+        else:
+            operations.append((kind, tier, keys))
+
+    def _take_operations(self) -> tuple[KvOperation, ...]:
+        taken = self._operations
+        if not taken:
+            return ()
+        self._operations = []
+        return tuple(
+            [Cleared() if kind is Cleared else kind(tuple(keys), tier) for kind, tier, keys in taken]  # type: ignore[call-arg]
+        )
+
+
+def chain_keys(
+    parent: bytes,
+    token_bytes: bytes,
+    block_bytes: int,
+    count: int,
+    extra_fields: Sequence[tuple[bytes, ...]] | None = None,
+) -> tuple[int, ...]:
+    """Keys of ``count`` blocks, one under the other, the first under ``parent`` (root or key)."""
+    keys = []
+    if extra_fields is None:
+        sha256 = hashlib.sha256
+        for start in range(0, count * block_bytes, block_bytes):
+            parent = sha256(parent + token_bytes[start : start + block_bytes]).digest()[:KEY_BYTES]
+            keys.append(parent)
+    else:
+        for index in range(count):
+            start = index * block_bytes
+            parent = child_key(parent, token_bytes[start : start + block_bytes], extra_fields[index])
+            keys.append(parent)
+    return struct.unpack(f">{count}Q", b"".join(keys))
