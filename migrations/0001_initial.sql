@@ -46,8 +46,8 @@ create table evenhand.api_key (
 
 -- Grows with every change of pool, tenant or api_key, so that readers poll one row.
 create table evenhand.directory_revision (
-    only      boolean primary key default true check (only),
-    revision  bigint not null
+    single_row  boolean primary key default true check (single_row),
+    revision    bigint not null
 );
 insert into evenhand.directory_revision (revision) values (1);
 
@@ -66,6 +66,7 @@ create trigger api_key_changed after insert or update or delete on evenhand.api_
     for each statement execute function evenhand.bump_directory_revision();
 
 -- One row a partition of evenhand.kv.v1: the next offset to fold, and the digest of the record before it.
+-- Half-filled pages let rows that every commit touches be rewritten where they are.
 create table evenhand.kv_position (
     topic            text not null,
     partition        integer not null,
@@ -73,7 +74,7 @@ create table evenhand.kv_position (
     next_offset      bigint not null,
     digest_before    bytea not null,
     primary key (topic, partition)
-);
+) with (fillfactor = 50);
 
 -- One row a worker: how far its events are folded, and what it last announced. A worker that left is a tombstone.
 create table evenhand.kv_worker (
@@ -83,7 +84,7 @@ create table evenhand.kv_worker (
     complete   boolean not null,
     left_pool  boolean not null default false,
     announced  bytea
-);
+) with (fillfactor = 50);
 
 -- Everything a worker held on a tier as of some batch: keys of 8 bytes, big-endian, packed, each once.
 create table evenhand.kv_snapshot (
@@ -101,11 +102,11 @@ create table evenhand.kv_delta (
     stored     boolean not null,
     tier       smallint not null,
     keys       bytea not null
-);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000);
 create index kv_delta_worker on evenhand.kv_delta (worker_id, ordinal);
 
 -- Packed keys to rows, in order. Keys are shown as signed 64-bit integers, as SQL has no unsigned ones.
-create function evenhand.unpack_keys(keys bytea) returns table (position integer, key bigint)
+create function evenhand.unpack_keys(keys bytea) returns table (place integer, key bigint)
 language sql immutable parallel safe as $$
     select i, ('x' || encode(substr(keys, i * 8 + 1, 8), 'hex'))::bit(64)::bigint
     from generate_series(0, length(keys) / 8 - 1) as i
@@ -114,15 +115,15 @@ $$;
 -- The cache map, row by row: which worker holds which block key on which tier.
 create view evenhand.cache_map as
 with change as (
-    select s.worker_id, s.tier, u.key, true as stored, 0::bigint as ordinal, u.position
+    select s.worker_id, s.tier, u.key, true as stored, 0::bigint as ordinal, u.place
     from evenhand.kv_snapshot s, evenhand.unpack_keys(s.keys) u
     union all
-    select d.worker_id, d.tier, u.key, d.stored, d.ordinal, u.position
+    select d.worker_id, d.tier, u.key, d.stored, d.ordinal, u.place
     from evenhand.kv_delta d, evenhand.unpack_keys(d.keys) u
 ), last_change as (
     select distinct on (worker_id, tier, key) worker_id, tier, key, stored
     from change
-    order by worker_id, tier, key, ordinal desc, position desc
+    order by worker_id, tier, key, ordinal desc, place desc
 )
 select worker_id, tier, key from last_change where stored;
 

@@ -96,6 +96,8 @@ class StoredWorker:
     announced: WorkerAnnounced | None
     held: tuple[tuple[Tier, bytes], ...]
     """Per tier: keys packed as 8 bytes each, big-endian, each once."""
+    delta_rows: int = 0
+    """Rows stored behind its snapshot; a delta with ``replaced`` brings them to 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,14 @@ class MapStore(Protocol):
     async def load(self) -> StoredMap: ...
 
     async def commit(self, commit: MapCommit) -> None:
-        """Write all of it in one transaction; raise ``Fenced`` if a stored position is not the expected one."""
+        """Write all of it in one transaction; raise ``Fenced`` if a stored position is not the expected one.
+
+        After ``Unavailable`` it may have been written all the same: compare ``positions`` before trying again.
+        """
+        ...
+
+    async def positions(self) -> Mapping[int, LogPosition]:
+        """The stored positions alone."""
         ...
 
 

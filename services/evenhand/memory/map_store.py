@@ -42,6 +42,11 @@ class MemoryMapStore(MapStore):
         )
         return StoredMap(workers, dict(self._positions))
 
+    async def positions(self) -> Mapping[int, LogPosition]:
+        if not self.available:
+            raise Unavailable("The map store is away.")
+        return dict(self._positions)
+
     async def commit(self, commit: MapCommit) -> None:
         if not self.available:
             raise Unavailable("The map store is away.")

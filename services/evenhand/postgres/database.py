@@ -1,0 +1,143 @@
+"""A bounded pool of connections to Postgres, and the one place where its faults get our names.
+
+Connections are made when they are first needed, so a service may start before its database; until then, and
+whenever the database is away, slow beyond the bound or shutting down, callers see ``Unavailable`` and may try
+again on the same object. A pooled connection that died is replaced by itself.
+
+Always: every statement has a time limit on the server and a longer one here, and no transaction idles for long
+with locks held. Not here: retries, which belong to who knows what may be repeated.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import asyncpg
+
+from evenhand.core.errors import InvalidConfig, SchemaMismatch, Unavailable
+
+if TYPE_CHECKING:
+    Connection = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+    Pool = asyncpg.Pool[asyncpg.Record]
+
+_AWAY = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.LockNotAvailableError,
+    ConnectionError,
+    TimeoutError,
+)
+"""Faults that trying again may cure: deadlocks and cancelled statements among them."""
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseConfig:
+    """How a service talks to Postgres."""
+
+    dsn: str
+    """``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``, or ``…@/DATABASE?host=/socket/folder``."""
+    service: str
+    """Shown by the server as ``application_name``."""
+    connections_max: int = 4
+    connect_ms_max: int = 3_000
+    acquire_ms_max: int = 5_000
+    """Longest wait for a free connection of the pool."""
+    statement_ms_max: int = 15_000
+    idle_in_transaction_ms_max: int = 15_000
+
+
+class Database:
+    """Owner of the pool. ``async with Database.open(config) as database``, or ``open`` and ``close``."""
+
+    def __init__(self, config: DatabaseConfig, pool: "Pool") -> None:
+        self.config = config
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, config: DatabaseConfig) -> Self:
+        """Make the pool without connecting; raises ``InvalidConfig`` if the dsn cannot be understood."""
+        try:
+            pool = await asyncpg.create_pool(
+                config.dsn,
+                min_size=0,
+                max_size=config.connections_max,
+                timeout=config.connect_ms_max / 1000,
+                command_timeout=config.statement_ms_max / 1000 + 2,
+                max_inactive_connection_lifetime=60,
+                server_settings={
+                    "application_name": f"evenhand-{config.service}",
+                    "statement_timeout": str(config.statement_ms_max),
+                    "idle_in_transaction_session_timeout": str(config.idle_in_transaction_ms_max),
+                    "timezone": "UTC",
+                },
+            )
+        except (ValueError, asyncpg.ClientConfigurationError) as error:
+            raise InvalidConfig(f"The database address cannot be understood: {error}.") from error
+        return cls(config, pool)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator["Connection"]:
+        """A connection of the pool; faults of the database inside the block become ours.
+
+        Raises ``Unavailable`` (try again), ``InvalidConfig`` (refused login, no such database) or
+        ``SchemaMismatch`` (a table or column is missing).
+        """
+        connection: Connection | None = None
+        try:
+            async with self._pool.acquire(timeout=self.config.acquire_ms_max / 1000) as connection:
+                yield connection
+        except _REFUSED as error:
+            raise InvalidConfig(f"The database refuses this service: {error}.") from error
+        except (
+            asyncpg.UndefinedTableError,
+            asyncpg.UndefinedColumnError,
+            asyncpg.InvalidSchemaNameError,
+        ) as error:
+            raise SchemaMismatch(f"The database's schema is not this build's: {error}.") from error
+        except _AWAY as error:
+            raise Unavailable(f"The database is away: {_said(error)}.") from error
+        except OSError as error:
+            raise Unavailable(f"The database cannot be reached: {_said(error)}.") from error
+        except asyncpg.InterfaceError as error:
+            # A closed connection and a wrong argument are the same class there; only the first is the peer's.
+            if connection is not None and not connection.is_closed():
+                raise
+            raise Unavailable(f"The connection to the database is gone: {_said(error)}.") from error
+
+    @asynccontextmanager
+    async def transaction(self, snapshot: bool = False) -> AsyncIterator["Connection"]:
+        """All of the block or nothing; with ``snapshot`` one repeatable, read-only view of everything."""
+        async with self.connection() as connection:
+            options = connection.transaction(
+                isolation="repeatable_read" if snapshot else "read_committed", readonly=snapshot
+            )
+            async with options:
+                yield connection
+
+    async def close(self) -> None:
+        """End all connections, waiting a little for those in use."""
+        try:
+            async with asyncio.timeout(2):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _said(error: BaseException) -> str:
+    return str(error).strip().rstrip(".") or type(error).__name__
