@@ -111,7 +111,7 @@ async def test_a_key_is_generated_once_and_only_its_hash_is_stored(database: Dat
     assert principal is not None
     assert principal.role == "auditor"
     async with database.connection() as connection:
-        rows = await connection.fetch("select evenhand.api_key::text from evenhand.api_key")
+        rows = await connection.fetch("select stored::text from evenhand.api_key stored")
     assert len(rows) == 1
     assert generated.key not in rows[0][0]
 

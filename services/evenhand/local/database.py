@@ -253,6 +253,8 @@ class EmbeddedDatabase:
     def _launch(self, binaries: Path) -> None:
         if self._tcp_port == 0:
             self._tcp_port = _free_port()
+        elif self._tcp_port is not None:
+            _require_free(self._tcp_port)
         settings = {
             "listen_addresses": LOOPBACK if self._tcp_port else "",
             "port": str(self._port()),
@@ -264,7 +266,7 @@ class EmbeddedDatabase:
             "shared_memory_type": "mmap",
         }
         if not self._durable:
-            settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+            settings |= {"fsync": "off", "full_page_writes": "off"}
         server = [str(binaries / "postgres"), "-D", str(self.data_dir / "pg")]
         for name, value in settings.items():
             server += ["-c", f"{name}={value}"]
@@ -394,10 +396,21 @@ def _says_ready(pid_file: Path, pid: int) -> bool:
 def _dismiss_guard(server: "subprocess.Popen[bytes]") -> None:
     """Tell the shell that guards the pipe to end without a signal: the number may be another process's by then."""
     assert server.stdin is not None
+    if server.stdin.closed:
+        return
     with contextlib.suppress(BrokenPipeError):
         server.stdin.write(b"done\n")
         server.stdin.flush()
     server.stdin.close()
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except (OSError, OverflowError) as error:
+            raise InvalidConfig(f"Port {port} for the embedded database cannot be used: {error}.") from error
 
 
 def _free_port() -> int:
