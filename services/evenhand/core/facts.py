@@ -205,6 +205,8 @@ class ChoiceReason(Enum):
     """Fairness overrode affinity: the most-behind tenant took the place, or a warmer worker was full."""
     OVERTAKE_CAP = "overtake_cap"
     """The tenant's head had been overtaken as often as allowed."""
+    ADOPTED = "adopted"
+    """Granted by an earlier term of the scheduler; the reasons are in that term's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +278,18 @@ class SchedulerConfig:
     """Estimate for a tenant that has finished nothing yet, capped by the request's own limit."""
     queued_total_max: int = 100_000
     """Requests in all queues of the pool."""
+    legs_max: int = 16
+    """Tries of one request; when the last of them loses its worker too, the request is refused."""
+    outcomes_remembered_max: int = 100_000
+    """Closed tickets whose outcome is still known, so that a second settle is answered with it."""
+    matches_refresh_ms: int = 50
+    """A queued request's cached tokens are looked up again at most this often while the map changes; the
+    chosen one is always looked up afresh before it is charged."""
+    prefill_rate_default_tokens_per_s: float = 8_000.0
+    """Assumed of a worker until the first times to first token are known."""
+    output_token_default_ms: float = 20.0
+    """Assumed time per output token of a worker until its first legs have settled."""
+    cost_rate_default_per_s: float = 10_000.0
+    """R, the pool's cost rate, assumed until legs have settled."""
+    retry_after_default_ms: int = 1_000
+    """Told to a refused client where nothing better is known."""

@@ -27,6 +27,7 @@ from itertools import repeat
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.facts import WorkerSpec
 from evenhand.core.ids import Epoch, TicketId, WorkerId
+from evenhand.core.kv import WorkerPosition
 from evenhand.core.slots import PrefixMatch
 
 GRACE_NS = 5_000_000_000
@@ -142,6 +143,10 @@ class Presence:
     def match_map_only(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
         """As ``match``, by the map alone."""
         return self._map.match(keys)
+
+    def map_position(self, worker_id: WorkerId) -> WorkerPosition | None:
+        """How far the map itself is folded for a worker; None if it knows nothing of it."""
+        return self._map.position(worker_id)
 
     def assumed_count(self, worker_id: WorkerId) -> int:
         """Keys presumed plus keys approximate on a worker; never above its KV blocks."""

@@ -53,6 +53,8 @@ class Settle:
     usage: Usage | None
     outcome: LegOutcome = LegOutcome.SETTLED
     """SETTLED, CANCELLED, or WORKER_LOST where the client saw the worker fail: the request gets a new leg."""
+    ttft_ms: float | None = None
+    """Time from grant to first token as the client saw it; teaches the worker's prefill rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,97 @@
+"""What outlives a scheduler's process: clocks, open tickets, what was learned. Plain data, no wall clock.
+
+Times are durations from the moment of the checkpoint, as the next process counts its own monotonic time. Queues
+are not kept: clients ask again and find their open ticket or a place in the queue. An open ticket gets a whole
+time to live from the restore on, as its owner could renew it with nobody meanwhile.
+
+A ticket granted after the last checkpoint is unknown to the successor; its owner's signed ticket makes it known
+(``TicketAdopted``), and its charge goes onto the clock then.
+"""
+
+from dataclasses import dataclass
+
+from evenhand.core.facts import TenantSpec, Ticket
+from evenhand.core.ids import TenantId, WorkerId
+from evenhand.core.legs import Legs
+from evenhand.core.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TenantClock:
+    """A tenant's clock, and its spec as it stood."""
+
+    spec: TenantSpec
+    v: float
+    cost_got: float = 0.0
+    cost_due: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerClock:
+    """V_w, and the rates learned of the worker."""
+
+    worker_id: WorkerId
+    virtual_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class TicketHeld:
+    """An open ticket and what is booked for it; keys so that a lost leg's request keeps its affinity."""
+
+    ticket: Ticket
+    booked: float
+    block_keys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCheckpoint:
+    """All of it. ``term`` is the term that wrote it; the reader's is a later one."""
+
+    term: int
+    tenants: tuple[TenantClock, ...]
+    workers: tuple[WorkerClock, ...]
+    tickets: tuple[TicketHeld, ...]
+    output_means: tuple[tuple[TenantId, float], ...]
+    cost_rate_cost: float
+    cost_rate_busy_s: float
+
+
+def take_checkpoint(legs: Legs) -> SchedulerCheckpoint:
+    """Copy the state out; O(tenants + workers + open tickets)."""
+    workers = [
+        WorkerClock(worker_id, legs.fair.virtual_time(worker)) for worker_id, worker in legs.rooms.workers.items()
+    ]
+    workers += [WorkerClock(worker_id, v) for worker_id, v in legs.virtual_times.items()]
+    return SchedulerCheckpoint(
+        term=legs.term,
+        tenants=tuple(
+            TenantClock(tenant.spec, tenant.v, tenant.cost_got, legs.outstanding.due(tenant))
+            for tenant in legs.outstanding.tenants.values()
+            if not tenant.forgotten or tenant.granted
+        ),
+        workers=tuple(workers),
+        tickets=tuple(
+            TicketHeld(held.ticket, held.booked, tuple(held.queued.request.block_keys))
+            for held in legs.book.all_open()
+        ),
+        output_means=legs.estimator.means(),
+        cost_rate_cost=legs.cost_rate.cost,
+        cost_rate_busy_s=legs.cost_rate.busy_s,
+    )
+
+
+def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int) -> None:
+    """Fill an empty scheduler from a checkpoint of an earlier term."""
+    assert not legs.outstanding.tenants, "restore into a scheduler that has begun"
+    assert legs.term > checkpoint.term, "a checkpoint is restored under a later term"
+    for clock in checkpoint.tenants:
+        tenant = Tenant(clock.spec)
+        legs.outstanding.tenants[clock.spec.tenant_id] = tenant
+        tenant.cost_got, tenant.cost_due = clock.cost_got, clock.cost_due
+        legs.fair.place(tenant, clock.v, None)
+    legs.virtual_times.update((clock.worker_id, clock.virtual_time) for clock in checkpoint.workers)
+    legs.estimator.restore(checkpoint.output_means)
+    legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
+    ttl_ns = legs.config.ticket_ttl_ms * 1_000_000
+    for held in checkpoint.tickets:
+        legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)

@@ -1,0 +1,297 @@
+"""Legs: one try of a request on one worker, from the moment of decision to its one end.
+
+A leg is booked in four places at once, and given back in all four at once: the worker's room, the tenant's
+clock, the tenant's outstanding cost, and presumed presence. Nothing else reserves or releases.
+
+::
+
+    open:    v += charge/φ                  charge = cost of the real split at the worker + estimated output
+    usage:   v += (attained − booked)/φ     only upwards, while the leg runs
+    end:     v += (attained − booked)/φ     once; attained is 0 where the worker was lost
+    adopt:   v += charge/φ                  a valid ticket that the clocks restored here do not know
+
+φ is the weight at dispatch, frozen in the ticket. The move of the clock and the tenant's new place in A are one
+change (``FairQueue.place``).
+"""
+
+from dataclasses import dataclass, field
+
+from evenhand.core.estimator import NS_PER_MS, CostRate, OutputEstimator
+from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
+from evenhand.core.fair_queue import FairQueue
+from evenhand.core.ids import TicketId, WorkerId
+from evenhand.core.kv import KeysRefuted
+from evenhand.core.outstanding import Outstanding
+from evenhand.core.placement import Choice, Placement
+from evenhand.core.presence import PrefillOutcome, Presence
+from evenhand.core.rooms import Rooms
+from evenhand.core.steps import Effect, Granted, LegEnded, Refute
+from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.tickets import OpenTicket, TicketBook, believed_usage
+from evenhand.core.worker import Worker
+
+
+@dataclass(slots=True)
+class Legs:
+    """The only writer of tickets and of what they reserve."""
+
+    config: SchedulerConfig
+    term: int
+    presence: Presence
+    fair: FairQueue
+    rooms: Rooms
+    outstanding: Outstanding
+    placement: Placement
+    cost_rate: CostRate
+    estimator: OutputEstimator
+    book: TicketBook
+    granted_count: int = 0
+    """Grants of this term; part of every ticket id."""
+    detached: dict[WorkerId, dict[TicketId, OpenTicket]] = field(default_factory=dict)
+    """Tickets of earlier terms whose worker has not joined yet: nothing is reserved for them."""
+    virtual_times: dict[WorkerId, float] = field(default_factory=dict)
+    """V_w of workers of an earlier term that have not joined yet."""
+
+    def open(self, choice: Choice, now_ns: int) -> Granted:
+        """Dispatch a choice: reserve, charge, and say why."""
+        tenant, queued, worker, request = choice.tenant, choice.queued, choice.worker, choice.queued.request
+        cached_tokens = choice.cached_tokens
+        uncached_tokens = request.prompt_tokens - cached_tokens
+        charge = self.config.cost.cost(uncached_tokens, cached_tokens, queued.output_tokens_estimated)
+        weight, v_before = tenant.spec.weight, tenant.v
+        v_after = v_before + charge / weight
+        decision = self.placement.decision(choice, v_before, v_after, now_ns)
+        self.granted_count += 1
+        ticket = Ticket(
+            ticket_id=TicketId(f"{self.term}.{self.granted_count}.{queued.leg}"),
+            request_id=request.request_id,
+            tenant_id=request.tenant_id,
+            worker_id=worker.spec.worker_id,
+            epoch=worker.spec.epoch,
+            leg=queued.leg,
+            term=self.term,
+            charge=charge,
+            weight=weight,
+            prompt_tokens=request.prompt_tokens,
+            predicted_cached_tokens=cached_tokens,
+            output_tokens_estimated=queued.output_tokens_estimated,
+            output_tokens_max=request.output_tokens_max,
+            granted_at_ns=now_ns,
+        )
+        kv_blocks = self.placement.kv_blocks(queued, worker, cached_tokens)
+        held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
+        held.decision = decision
+        self._note_map(held, worker)
+        self._overtake(tenant, queued)
+        tenant.remove(request.request_id)
+        self.outstanding.dispatched(tenant, charge, self.fair.weight_sum)
+        tenant.service.granted(now_ns)
+        self._hold(tenant, held, worker, uncached_tokens, now_ns)
+        worker.note_served(request.tenant_id, self.config.sticky_tenants_max)
+        self.presence.presume(ticket.ticket_id, ticket.worker_id, request.block_keys, now_ns)
+        self.placement.map_version += 1
+        self.placement.presumed(tenant, queued, worker)
+        self.move(tenant, v_after, now_ns)
+        return Granted(ticket, decision)
+
+    def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
+        """Usage of a running leg: an undercharge is booked at once, an overcharge waits for the end."""
+        usage = believed_usage(usage, held.ticket)
+        held.usage = usage
+        over = held.cost_of(usage, self.config.cost) - held.booked
+        if over > 0.0:
+            tenant = self.outstanding.tenants[held.ticket.tenant_id]
+            held.booked += over
+            self.outstanding.book(tenant, over)
+            self.outstanding.dispatched(tenant, over, self.fair.weight_sum)
+            self.move(tenant, tenant.v + over / held.ticket.weight, now_ns)
+
+    def end(
+        self,
+        held: OpenTicket,
+        outcome: LegOutcome,
+        usage: Usage | None,
+        now_ns: int,
+        continues: bool,
+        effects: list[Effect],
+    ) -> None:
+        """End a leg, once; with ``continues`` its request goes back to its queue."""
+        ticket = held.ticket
+        tenant = self.outstanding.tenants[ticket.tenant_id]
+        believed = believed_usage(usage, ticket) if usage is not None else None
+        attained = self._attained(held, outcome, believed)
+        self.book.close(ticket.ticket_id, outcome)
+        del tenant.granted[ticket.request_id]
+        self._let_go(held, outcome, believed, now_ns, effects)
+        self.outstanding.release(tenant, held.booked, len(self.book))
+        self.outstanding.dispatched(tenant, attained - held.booked, self.fair.weight_sum)
+        if outcome is not LegOutcome.WORKER_LOST:
+            self.cost_rate.add(attained, now_ns)
+        if not len(self.book):
+            self.cost_rate.idle_from(now_ns)
+        if continues:
+            queued = held.queued
+            queued.leg += 1
+            queued.map_version = -1
+            if ticket.worker_id not in queued.excluded:
+                queued.excluded = (*queued.excluded, ticket.worker_id)
+            tenant.put_back(queued)
+        self.move(tenant, tenant.v + (attained - held.booked) / ticket.weight, now_ns)
+        effects.append(
+            LegEnded(ticket, outcome, attained, attained - ticket.charge, believed, request_continues=continues)
+        )
+
+    def adopt(self, ticket: Ticket, block_keys: tuple[int, ...], now_ns: int) -> OpenTicket:
+        """Take over a valid ticket of an earlier term that no checkpoint told of: charge it here."""
+        held = self.take_over(ticket, block_keys, ticket.charge, self.config.ticket_ttl_ms * NS_PER_MS, now_ns)
+        tenant = self.outstanding.tenants[ticket.tenant_id]
+        self.outstanding.dispatched(tenant, ticket.charge, self.fair.weight_sum)
+        self.move(tenant, tenant.v + ticket.charge / ticket.weight, now_ns)
+        return held
+
+    def take_over(
+        self, ticket: Ticket, block_keys: tuple[int, ...], booked: float, ttl_ns: int, now_ns: int
+    ) -> OpenTicket:
+        """Hold a ticket of an earlier term whose charge is on the clock already; its worker may join later."""
+        request = Request(
+            request_id=ticket.request_id,
+            tenant_id=ticket.tenant_id,
+            block_keys=block_keys,
+            prompt_tokens=ticket.prompt_tokens,
+            output_tokens_max=ticket.output_tokens_max,
+            output_tokens_expected=ticket.output_tokens_estimated,
+        )
+        queued = Queued(request, -1, now_ns, ticket.output_tokens_estimated)
+        queued.leg = ticket.leg
+        held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns)
+        held.booked = booked
+        worker = self.rooms.workers.get(ticket.worker_id)
+        tenant = self.outstanding.tenants[ticket.tenant_id]
+        if worker is not None and worker.spec.epoch == ticket.epoch:
+            self.attach(held, worker)
+            self._hold(tenant, held, worker, 0, now_ns)
+            self.presence.presume(ticket.ticket_id, ticket.worker_id, block_keys, now_ns)
+            self.placement.map_version += 1
+        else:
+            self._hold(tenant, held, None, 0, now_ns)
+            self.detached.setdefault(ticket.worker_id, {})[ticket.ticket_id] = held
+        self.outstanding.note(tenant)
+        return held
+
+    def attach(self, held: OpenTicket, worker: Worker) -> None:
+        """Work out what a ticket of an earlier term takes at its worker."""
+        held.kv_blocks = self.placement.kv_blocks(held.queued, worker, held.ticket.predicted_cached_tokens)
+
+    def worker_attached(self, worker: Worker, now_ns: int) -> tuple[OpenTicket, ...]:
+        """A worker joined: reserve for its tickets of earlier terms; return those of an epoch that is over."""
+        waiting = self.detached.pop(worker.spec.worker_id, {})
+        over: list[OpenTicket] = []
+        for ticket_id, held in waiting.items():
+            if held.ticket.epoch != worker.spec.epoch:
+                over.append(held)
+                continue
+            self.attach(held, worker)
+            worker.reserve(held, 0, now_ns)
+            self.presence.presume(ticket_id, worker.spec.worker_id, held.queued.request.block_keys, now_ns)
+        self.placement.map_version += 1
+        self.rooms.judge(worker, now_ns)
+        return tuple(over)
+
+    def move(self, tenant: Tenant, v: float, now_ns: int) -> None:
+        """Set a tenant's clock and put it where its queue and its limits now belong."""
+        reach_tokens: int | None = None
+        if tenant.may_run:
+            heads = tenant.heads(self.config.requests_considered_max)
+            reach_tokens = min([queued.tokens_total for queued in heads])
+        if tenant.in_a and reach_tokens is None:
+            self.outstanding.left(tenant, now_ns)
+        elif not tenant.in_a and reach_tokens is not None:
+            self.outstanding.entered(tenant, now_ns)
+        self.fair.place(tenant, v, reach_tokens)
+        self.outstanding.note(tenant)
+
+    # Within
+
+    def _hold(
+        self, tenant: Tenant, held: OpenTicket, worker: Worker | None, uncached_tokens: int, now_ns: int
+    ) -> None:
+        if not len(self.book):
+            self.cost_rate.busy_from(now_ns)
+        self.book.open(held)
+        tenant.granted[held.ticket.request_id] = held
+        self.outstanding.book(tenant, held.booked)
+        if worker is not None:
+            held.prefill_pending_tokens = worker.prefill_pending_tokens(now_ns) + uncached_tokens
+            worker.reserve(held, uncached_tokens, now_ns)
+            self.rooms.judge(worker, now_ns)
+
+    def _let_go(
+        self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None, now_ns: int, effects: list[Effect]
+    ) -> None:
+        """Give back room and presumption; learn, and blame the map where it predicted what was not there."""
+        ticket = held.ticket
+        worker = self.rooms.workers.get(ticket.worker_id)
+        if worker is not None and ticket.ticket_id in worker.tickets:
+            worker.release(held, now_ns)
+            self.rooms.judge(worker, now_ns)
+        waiting = self.detached.get(ticket.worker_id)
+        if waiting is not None and waiting.pop(ticket.ticket_id, None) is not None and not waiting:
+            del self.detached[ticket.worker_id]
+        prefilled = usage is None or usage.prompt_tokens > 0
+        if outcome is LegOutcome.WORKER_LOST:
+            prefilled = False
+        self.presence.ticket_ended(
+            ticket.ticket_id,
+            PrefillOutcome.PREFILLED if prefilled else PrefillOutcome.CANCELLED_BEFORE_PREFILL,
+            now_ns,
+        )
+        self.placement.map_version += 1
+        if usage is None or outcome is LegOutcome.WORKER_LOST:
+            return
+        if outcome is LegOutcome.SETTLED:
+            self.estimator.learn(ticket.tenant_id, usage.output_tokens)
+            if worker is not None:
+                worker.learn_output(usage.output_tokens, (now_ns - ticket.granted_at_ns) / NS_PER_MS)
+        if usage.output_tokens > 0:
+            self._refute(held, usage, worker, effects)
+
+    def _note_map(self, held: OpenTicket, worker: Worker) -> None:
+        """Remember what the map alone promises, and as of which batch."""
+        request = held.queued.request
+        if not held.ticket.predicted_cached_tokens or not worker.spec.sends_events:
+            return
+        position = self.presence.map_position(worker.spec.worker_id)
+        if position is None or position.epoch != worker.spec.epoch:
+            return
+        usable = (request.prompt_tokens - 1) // worker.spec.block_size_tokens
+        for match in self.presence.match_map_only(request.block_keys):
+            if match.worker_id == worker.spec.worker_id:
+                held.map_cached_blocks = min(match.blocks, usable)
+                held.map_position = (position.epoch, position.seq)
+
+    def _refute(self, held: OpenTicket, usage: Usage, worker: Worker | None, effects: list[Effect]) -> None:
+        if held.map_position is None or worker is None:
+            return
+        found_blocks = usage.cached_tokens // worker.spec.block_size_tokens
+        if found_blocks < held.map_cached_blocks and usage.prompt_tokens == held.ticket.prompt_tokens:
+            epoch, seq = held.map_position
+            keys = tuple(held.queued.request.block_keys[found_blocks : held.map_cached_blocks])
+            effects.append(Refute(KeysRefuted(worker.spec.worker_id, epoch, seq, keys)))
+
+    def _overtake(self, tenant: Tenant, queued: Queued) -> None:
+        """Count those of its own tenant that a request passes; what returns after a loss passes nobody."""
+        if queued.leg > 1:
+            return
+        for other in tenant.heads(self.config.requests_considered_max):
+            if other is queued:
+                return
+            other.overtaken += 1
+
+    def _attained(self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None) -> float:
+        """What a leg is paid for; unknown usage keeps what is booked."""
+        if outcome is LegOutcome.WORKER_LOST:
+            return 0.0
+        if usage is None:
+            return held.booked
+        attained = held.cost_of(usage, self.config.cost)
+        return max(attained, held.booked) if outcome is LegOutcome.EXPIRED else attained

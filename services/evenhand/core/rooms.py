@@ -1,0 +1,133 @@
+"""Which workers have room now, and why the others have none.
+
+::
+
+    role, draining ── takes no requests at all (not counted in F)
+    stale          ── unheard of for ``worker_stale_after_ms``; its tickets go on
+    no_slot        ── all slots hold tickets
+    kv_full        ── all KV blocks are reserved
+    prefill_full   ── pending uncached tokens at or above ``prefill_pending_max_tokens``
+    (open)         ── anything else; whether a given request fits is for ``placement`` to say
+
+A worker is judged again whenever something about it changes, and when time alone changes it: prefill drains,
+silence grows. So a decision costs nothing for workers that cannot take part in it.
+"""
+
+import heapq
+
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S
+from evenhand.core.facts import SchedulerConfig, WorkerRole
+from evenhand.core.ids import WorkerId
+from evenhand.core.worker import Worker
+
+
+class Rooms:
+    """All workers of a pool. ``open`` is read by placement; every change of a worker is told to ``judge``."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.workers: dict[WorkerId, Worker] = {}
+        self.open: dict[WorkerId, Worker] = {}
+        self._closed_counts: dict[str, int] = {}
+        self._reopen: list[tuple[int, WorkerId]] = []
+        self._stale_after_ns = config.worker_stale_after_ms * NS_PER_MS
+        self._lost_after_ns = config.worker_lost_after_ms * NS_PER_MS
+        self._prefill_max = config.prefill_pending_max_tokens
+        self._age_at_ns: int | None = None
+
+    def add(self, worker: Worker, now_ns: int) -> None:
+        worker_id = worker.spec.worker_id
+        assert worker_id not in self.workers, f"worker {worker_id} is here already"
+        self.workers[worker_id] = worker
+        self.open[worker_id] = worker
+        self.judge(worker, now_ns)
+        self._age_by(worker.heard_at_ns + self._stale_after_ns)
+
+    def drop(self, worker: Worker) -> None:
+        self._set_closed(worker, None)
+        del self.workers[worker.spec.worker_id]
+        del self.open[worker.spec.worker_id]
+
+    def heard(self, worker: Worker, now_ns: int) -> None:
+        worker.heard_at_ns = now_ns
+        if worker.stale:
+            worker.stale = False
+            self.judge(worker, now_ns)
+            self._age_by(now_ns + self._stale_after_ns)
+
+    def judge(self, worker: Worker, now_ns: int) -> None:
+        """Decide again whether a worker has room."""
+        reason: str | None = None
+        if worker.spec.role is not WorkerRole.BOTH:
+            reason = "role"
+        elif worker.draining:
+            reason = "draining"
+        elif worker.stale:
+            reason = "stale"
+        elif worker.slots_used >= worker.spec.slots:
+            reason = "no_slot"
+        elif worker.kv_reserved_blocks >= worker.spec.kv_blocks:
+            reason = "kv_full"
+        elif worker.prefill_pending_tokens(now_ns) >= self._prefill_max:
+            reason = "prefill_full"
+            heapq.heappush(self._reopen, (self._prefill_room_at_ns(worker), worker.spec.worker_id))
+        self._set_closed(worker, reason)
+
+    def pass_time(self, now_ns: int) -> tuple[Worker, ...]:
+        """Reopen workers whose prefill has drained, mark the stale, and return those to be given up as lost."""
+        while self._reopen and self._reopen[0][0] <= now_ns:
+            worker = self.workers.get(heapq.heappop(self._reopen)[1])
+            if worker is not None and worker.closed == "prefill_full":
+                self.judge(worker, now_ns)
+        if self._age_at_ns is None or now_ns < self._age_at_ns:
+            return ()
+        self._age_at_ns = None
+        lost: list[Worker] = []
+        for worker in self.workers.values():
+            silent_ns = now_ns - worker.heard_at_ns
+            if silent_ns >= self._lost_after_ns:
+                lost.append(worker)
+                continue
+            if silent_ns >= self._stale_after_ns:
+                if not worker.stale:
+                    worker.stale = True
+                    self.judge(worker, now_ns)
+                self._age_by(worker.heard_at_ns + self._lost_after_ns)
+            else:
+                self._age_by(worker.heard_at_ns + self._stale_after_ns)
+        return tuple(lost)
+
+    def closed_counts(self) -> tuple[tuple[str, int], ...]:
+        """How many workers have no room, by reason, sorted by reason."""
+        return tuple(sorted(self._closed_counts.items()))
+
+    def next_change_ns(self, waiting: bool) -> int | None:
+        """When ``pass_time`` next has something to do; prefill matters only while something waits."""
+        at_ns = self._age_at_ns
+        if waiting and self._reopen and (at_ns is None or self._reopen[0][0] < at_ns):
+            at_ns = self._reopen[0][0]
+        return at_ns
+
+    def _prefill_room_at_ns(self, worker: Worker) -> int:
+        """The first moment at which pending prefill is surely below the limit."""
+        ahead_ns = self._prefill_max / worker.prefill_rate_tokens_per_s * NS_PER_S
+        return worker.prefill_until_ns - int(ahead_ns) + 2
+
+    def _age_by(self, at_ns: int) -> None:
+        if self._age_at_ns is None or at_ns < self._age_at_ns:
+            self._age_at_ns = at_ns
+
+    def _set_closed(self, worker: Worker, reason: str | None) -> None:
+        if worker.closed == reason:
+            return
+        if worker.closed is not None:
+            left = self._closed_counts[worker.closed] - 1
+            if left:
+                self._closed_counts[worker.closed] = left
+            else:
+                del self._closed_counts[worker.closed]
+        worker.closed = reason
+        if reason is None:
+            self.open[worker.spec.worker_id] = worker
+        else:
+            self._closed_counts[reason] = self._closed_counts.get(reason, 0) + 1
+            self.open.pop(worker.spec.worker_id, None)

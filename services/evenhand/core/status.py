@@ -1,0 +1,128 @@
+"""What the metrics page and the live table show of a pool: a copy, taken now and then, that decides nothing."""
+
+from dataclasses import dataclass
+
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S
+from evenhand.core.facts import TenantState, WorkerState
+from evenhand.core.ids import Epoch, TenantId, WorkerId
+from evenhand.core.legs import Legs
+from evenhand.core.tenant import Tenant
+from evenhand.core.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatus:
+    """One tenant. Costs in cost tokens since the start (or the checkpointed start), corrections included."""
+
+    tenant_id: TenantId
+    weight: float
+    state: TenantState
+    queue_length: int
+    queue_bytes: int
+    oldest_wait_ms: float
+    virtual_time: float
+    in_a: bool
+    tickets_open: int
+    cost_outstanding: float
+    cost_got: float
+    cost_due: float
+    """φ/Σφ(A) of what the pool dispatched while the tenant was in A."""
+    backlogged_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as reserved here; ``running`` … as its engine last said, −1 where it said nothing."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    state: WorkerState
+    closed: str | None
+    """Why it has no room now; None: it has."""
+    slots_used: int
+    slots: int
+    kv_blocks_reserved: int
+    kv_blocks: int
+    prefill_pending_tokens: float
+    prefill_rate_tokens_per_s: float
+    virtual_time: float
+    running: int
+    waiting: int
+    heard_age_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    tenants: tuple[TenantStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    queued_total: int
+    tickets_open: int
+    cost_outstanding: float
+    cost_dispatched: float
+    cost_rate_per_s: float
+    """R."""
+    window: float
+    """T, in virtual time."""
+    tenants_in_a: int
+    grants: int
+
+
+def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
+    return PoolStatus(
+        tenants=tuple(_tenant_status(legs, tenant, now_ns) for tenant in legs.outstanding.tenants.values()),
+        workers=tuple(_worker_status(legs, worker, now_ns) for worker in legs.rooms.workers.values()),
+        queued_total=queued_total,
+        tickets_open=len(legs.book),
+        cost_outstanding=legs.outstanding.total,
+        cost_dispatched=legs.outstanding.cost_dispatched,
+        cost_rate_per_s=legs.cost_rate.per_s,
+        window=legs.placement.window(),
+        tenants_in_a=len(legs.fair),
+        grants=legs.granted_count,
+    )
+
+
+def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
+    oldest = next(iter(tenant.queue.values()), None)
+    backlogged_ns = tenant.backlogged_ns + (now_ns - tenant.backlogged_from_ns if tenant.in_a else 0)
+    return TenantStatus(
+        tenant_id=tenant.spec.tenant_id,
+        weight=tenant.spec.weight,
+        state=tenant.spec.state,
+        queue_length=len(tenant.queue),
+        queue_bytes=tenant.queue_bytes,
+        oldest_wait_ms=(now_ns - oldest.enqueued_at_ns) / NS_PER_MS if oldest is not None else 0.0,
+        virtual_time=tenant.v,
+        in_a=tenant.in_a,
+        tickets_open=len(tenant.granted),
+        cost_outstanding=tenant.outstanding,
+        cost_got=tenant.cost_got,
+        cost_due=legs.outstanding.due(tenant),
+        backlogged_s=backlogged_ns / NS_PER_S,
+    )
+
+
+def _worker_status(legs: Legs, worker: Worker, now_ns: int) -> WorkerStatus:
+    state = WorkerState.READY
+    if worker.draining:
+        state = WorkerState.DRAINING
+    elif worker.stale:
+        state = WorkerState.STALE
+    elif not worker.complete:
+        state = WorkerState.INCOMPLETE
+    return WorkerStatus(
+        worker_id=worker.spec.worker_id,
+        epoch=worker.spec.epoch,
+        state=state,
+        closed=worker.closed,
+        slots_used=worker.slots_used,
+        slots=worker.spec.slots,
+        kv_blocks_reserved=worker.kv_reserved_blocks,
+        kv_blocks=worker.spec.kv_blocks,
+        prefill_pending_tokens=worker.prefill_pending_tokens(now_ns),
+        prefill_rate_tokens_per_s=worker.prefill_rate_tokens_per_s,
+        virtual_time=legs.fair.virtual_time(worker),
+        running=worker.load.running if worker.load is not None else -1,
+        waiting=worker.load.waiting if worker.load is not None else -1,
+        heard_age_ms=(now_ns - worker.heard_at_ns) / NS_PER_MS,
+    )

@@ -1,0 +1,137 @@
+"""Open tickets, when they expire, and how the closed ones ended.
+
+::
+
+    granted ──renew──▶ granted
+       │
+       ├─ settle ───────▶ SETTLED       pays what the engine's usage says; unknown usage keeps the charge
+       ├─ cancel ───────▶ CANCELLED     the same: what was produced is paid for
+       ├─ ttl runs out ─▶ EXPIRED       keeps at least its charge
+       └─ worker lost ──▶ WORKER_LOST   pays nothing; the request goes back to its queue
+
+A ticket leaves the book exactly once; its outcome is remembered, bounded in number, so that a second settle is
+answered and changes nothing. Unknown usage never refunds: otherwise saying nothing would be the cheap way out.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+from evenhand.core.facts import CostWeights, Decision, LegOutcome, Ticket, Usage
+from evenhand.core.ids import Epoch, Seq, TicketId
+from evenhand.core.tenant import Queued
+
+
+class OpenTicket:
+    """A ticket while it is held, with what is reserved and booked for it."""
+
+    __slots__ = (
+        "booked",
+        "decision",
+        "expires_at_ns",
+        "kv_blocks",
+        "map_cached_blocks",
+        "map_position",
+        "prefill_end_ns",
+        "prefill_pending_tokens",
+        "prefill_start_ns",
+        "queued",
+        "ticket",
+        "usage",
+    )
+
+    def __init__(self, ticket: Ticket, queued: Queued, kv_blocks: int, expires_at_ns: int) -> None:
+        self.ticket = ticket
+        self.queued = queued
+        self.kv_blocks = kv_blocks
+        self.expires_at_ns = expires_at_ns
+        self.booked = ticket.charge
+        """Cost on the tenant's clock for this leg so far: the charge and what usage added."""
+        self.usage: Usage | None = None
+        """The latest usage its owner told while it ran."""
+        self.decision: Decision | None = None
+        self.prefill_start_ns = 0
+        self.prefill_end_ns = 0
+        self.prefill_pending_tokens = 0.0
+        """Prefill that was ahead of it when it was granted, its own included."""
+        self.map_position: tuple[Epoch, Seq] | None = None
+        self.map_cached_blocks = 0
+        """Usable blocks that the cache map alone, without presumption, predicted."""
+
+    def cost_of(self, usage: Usage, cost: CostWeights) -> float:
+        return cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)
+
+
+class TicketBook:
+    """All open tickets of a pool and the outcomes of closed ones."""
+
+    def __init__(self, outcomes_remembered_max: int) -> None:
+        self._open: dict[TicketId, OpenTicket] = {}
+        self._expiry: list[tuple[int, TicketId]] = []
+        self._outcomes: dict[TicketId, LegOutcome] = {}
+        self._outcomes_max = outcomes_remembered_max
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, ticket_id: TicketId) -> bool:
+        return ticket_id in self._open
+
+    def get(self, ticket_id: TicketId) -> OpenTicket | None:
+        return self._open.get(ticket_id)
+
+    def all_open(self) -> Sequence[OpenTicket]:
+        """Open tickets in the order in which they were opened."""
+        return tuple(self._open.values())
+
+    def open(self, ticket: OpenTicket) -> None:
+        ticket_id = ticket.ticket.ticket_id
+        assert ticket_id not in self._open, f"ticket {ticket_id} opened twice"
+        self._open[ticket_id] = ticket
+        heapq.heappush(self._expiry, (ticket.expires_at_ns, ticket_id))
+
+    def close(self, ticket_id: TicketId, outcome: LegOutcome) -> OpenTicket:
+        """Take a ticket out, once."""
+        ticket = self._open.pop(ticket_id)
+        self._outcomes[ticket_id] = outcome
+        if len(self._outcomes) > self._outcomes_max:
+            del self._outcomes[next(iter(self._outcomes))]
+        if len(self._expiry) > 64 and len(self._expiry) > 4 * len(self._open):
+            self._expiry = [(t.expires_at_ns, t.ticket.ticket_id) for t in self._open.values()]
+            heapq.heapify(self._expiry)
+        return ticket
+
+    def outcome(self, ticket_id: TicketId) -> LegOutcome | None:
+        """How a closed ticket ended, while that is remembered."""
+        return self._outcomes.get(ticket_id)
+
+    def expired(self, now_ns: int) -> tuple[TicketId, ...]:
+        """Tickets whose time has run out, in order of expiry; a renewed one is looked at again later."""
+        due: list[TicketId] = []
+        heap = self._expiry
+        while heap and heap[0][0] <= now_ns:
+            _, ticket_id = heapq.heappop(heap)
+            ticket = self._open.get(ticket_id)
+            if ticket is None:
+                continue
+            if ticket.expires_at_ns <= now_ns:
+                due.append(ticket_id)
+            else:
+                heapq.heappush(heap, (ticket.expires_at_ns, ticket_id))
+        return tuple(due)
+
+    def next_expiry_ns(self) -> int | None:
+        """A time by which ``expired`` should be asked again; may be early, is never late."""
+        return self._expiry[0][0] if self._expiry else None
+
+
+def believed_usage(usage: Usage, ticket: Ticket) -> Usage:
+    """Usage capped to what was granted, never negative, and consistent.
+
+    Output without a prompt is impossible: the prompt is then taken as granted, with the predicted hit.
+    """
+    output_tokens = min(max(0, usage.output_tokens), ticket.output_tokens_max)
+    prompt_tokens = min(max(0, usage.prompt_tokens), ticket.prompt_tokens)
+    cached_tokens = min(max(0, usage.cached_tokens), prompt_tokens)
+    if output_tokens > 0 and prompt_tokens == 0:
+        return Usage(ticket.prompt_tokens, ticket.predicted_cached_tokens, output_tokens)
+    return Usage(prompt_tokens, cached_tokens, output_tokens)

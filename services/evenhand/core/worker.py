@@ -1,0 +1,144 @@
+"""A worker in one pool: what it can hold and what is reserved there.
+
+Every reservation is made at the moment of decision and given back when the ticket ends, so a burst never piles
+up on one worker. Prefill pending is modelled as one queue served at the worker's learned rate: each leg gets a
+stretch of time ``[start, end)`` behind those before it; what lies ahead of now is pending.
+
+::
+
+    now        leg 1          leg 2                 prefill_until
+     ├──────────┤├──────────────┤├─────── … ─────────┤
+     └───────────── pending = that time × rate ──────┘
+"""
+
+import math
+
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S
+from evenhand.core.facts import WorkerLoad, WorkerSpec
+from evenhand.core.ids import TenantId, TicketId
+from evenhand.core.tickets import OpenTicket
+
+RATE_STEP = 1 / 8
+"""Weight of the latest sample in a worker's learned rates."""
+
+PREFILL_SAMPLE_MIN_TOKENS = 64
+"""Shorter prefills say more about the step than about the rate."""
+
+
+class Worker:
+    """Mutable state of a worker. ``virtual_time`` is written by ``FairQueue`` alone."""
+
+    __slots__ = (
+        "capacity_tokens",
+        "closed",
+        "complete",
+        "draining",
+        "heard_at_ns",
+        "is_member",
+        "kv_reserved_blocks",
+        "load",
+        "output_token_ms",
+        "prefill_rate_tokens_per_s",
+        "prefill_until_ns",
+        "served",
+        "spec",
+        "stale",
+        "tickets",
+        "virtual_time",
+    )
+
+    def __init__(self, spec: WorkerSpec, now_ns: int, prefill_rate: float, output_token_ms: float) -> None:
+        self.spec = spec
+        self.capacity_tokens = capacity_tokens(spec)
+        self.heard_at_ns = now_ns
+        self.load: WorkerLoad | None = None
+        self.draining = False
+        self.stale = False
+        self.complete = True
+        self.tickets: dict[TicketId, OpenTicket] = {}
+        self.kv_reserved_blocks = 0
+        self.prefill_until_ns = 0
+        self.prefill_rate_tokens_per_s = prefill_rate
+        self.output_token_ms = output_token_ms
+        self.served: dict[TenantId, None] = {}
+        """The last distinct tenants served here, the latest last."""
+        self.virtual_time = 0.0
+        self.is_member = False
+        """Counted in F of the tenants: takes requests at all."""
+        self.closed: str | None = None
+        """Why it has no room now; None: it has."""
+
+    def change_spec(self, spec: WorkerSpec) -> None:
+        """Take another spec; tickets and what they reserve stay."""
+        self.spec = spec
+        self.capacity_tokens = capacity_tokens(spec)
+
+    @property
+    def slots_used(self) -> int:
+        return len(self.tickets)
+
+    def prefill_pending_tokens(self, now_ns: int) -> float:
+        """Uncached tokens reserved here whose prefill is not done yet, as modelled."""
+        ahead_ns = self.prefill_until_ns - now_ns
+        return 0.0 if ahead_ns <= 0 else ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
+
+    def ttft_ms(self, uncached_tokens: int, now_ns: int) -> float:
+        """Predicted time to first token of a prompt dispatched here now."""
+        pending = self.prefill_pending_tokens(now_ns) + uncached_tokens
+        return pending / self.prefill_rate_tokens_per_s * 1000.0 + self.output_token_ms
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.spec.block_size_tokens)
+
+    def reserve(self, ticket: OpenTicket, uncached_tokens: int, now_ns: int) -> None:
+        """Take a slot, KV blocks and prefill time for a ticket."""
+        start_ns = max(self.prefill_until_ns, now_ns)
+        ticket.prefill_start_ns = start_ns
+        ticket.prefill_end_ns = start_ns + round(uncached_tokens / self.prefill_rate_tokens_per_s * NS_PER_S)
+        self.prefill_until_ns = ticket.prefill_end_ns
+        self.kv_reserved_blocks += ticket.kv_blocks
+        self.tickets[ticket.ticket.ticket_id] = ticket
+
+    def release(self, ticket: OpenTicket, now_ns: int) -> None:
+        """Give back all that ``reserve`` took, once."""
+        del self.tickets[ticket.ticket.ticket_id]
+        self.kv_reserved_blocks -= ticket.kv_blocks
+        assert self.kv_reserved_blocks >= 0, "KV reserved below zero"
+        if not self.tickets:
+            self.prefill_until_ns = 0
+            return
+        ahead_ns = ticket.prefill_end_ns - max(ticket.prefill_start_ns, now_ns)
+        if ahead_ns > 0:
+            self.prefill_until_ns = max(now_ns, self.prefill_until_ns - ahead_ns)
+
+    def note_served(self, tenant_id: TenantId, tenants_max: int) -> None:
+        """Remember the tenant as the last one served here."""
+        self.served.pop(tenant_id, None)
+        self.served[tenant_id] = None
+        if len(self.served) > tenants_max:
+            del self.served[next(iter(self.served))]
+
+    def learn_ttft(self, prefill_tokens: float, ttft_ms: float) -> None:
+        """Take in an observed time to first token for so many tokens of prefill, those ahead included."""
+        if prefill_tokens < PREFILL_SAMPLE_MIN_TOKENS or not 0.1 <= ttft_ms < math.inf:
+            return
+        rate = prefill_tokens / ttft_ms * 1000.0
+        self.prefill_rate_tokens_per_s += (rate - self.prefill_rate_tokens_per_s) * RATE_STEP
+
+    def learn_output(self, output_tokens: int, leg_ms: float) -> None:
+        """Take in how long a whole leg took per output token."""
+        if output_tokens > 0 and leg_ms > 0.0:
+            self.output_token_ms += (leg_ms / output_tokens - self.output_token_ms) * RATE_STEP
+
+    def predicted_end_ns(self, ticket: OpenTicket) -> int:
+        """When a ticket held here is expected to end, by the learned rates."""
+        output_ns = ticket.ticket.output_tokens_estimated * self.output_token_ms * NS_PER_MS
+        return ticket.prefill_end_ns + round(output_ns)
+
+
+def capacity_tokens(spec: WorkerSpec) -> int:
+    """Most tokens, prompt and output together, of a request that the worker could ever run."""
+    kv_tokens = spec.kv_blocks * spec.block_size_tokens
+    if spec.model_length_max_tokens > 0:
+        return min(kv_tokens, spec.model_length_max_tokens)
+    return kv_tokens

@@ -1,0 +1,70 @@
+"""The life of a request: submit → grant → settle, and every other way it can end. FAULTS.md, "Tickets", "Answers"."""
+
+import pytest
+
+from evenhand.core.facts import LegOutcome, RefusalReason, TenantState, Usage
+from evenhand.core.steps import LegEnded, Renew, Settle, ShutDown, TicketUnknown
+from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.tenants("a", "b")
+    world.workers("w1")
+    return world
+
+
+def test_submit_grant_settle(world: World) -> None:
+    granted = ticket(world.submit("a", chain(1, 4), prompt=100, output=20))
+    assert (granted.worker_id, granted.leg, granted.predicted_cached_tokens) == ("w1", 1, 0)
+    assert granted.charge == 100 + 2 * 20
+    assert world.v("a") == 140
+    (end,) = ended(world.settle(granted, Usage(100, 0, 5)))
+    assert (end.outcome, end.attained, end.correction) == (LegOutcome.SETTLED, 110, -30)
+    assert not end.request_continues
+    assert world.v("a") == 110
+    status = world.scheduler.status(world.now_ns)
+    assert (status.tickets_open, status.cost_outstanding, status.queued_total) == (0, 0.0, 0)
+
+
+def test_settling_twice_is_answered_with_the_first_outcome_and_changes_nothing(world: World) -> None:
+    granted = ticket(world.submit("a"))
+    world.settle(granted, Usage(1, 0, 3))
+    v = world.v("a")
+    assert TicketUnknown(granted.ticket_id, LegOutcome.SETTLED) in world.settle(granted, Usage(1, 0, 9))
+    assert world.v("a") == v
+
+
+def test_a_ticket_never_granted_is_unknown(world: World) -> None:
+    granted = ticket(world.submit("a"))
+    other = World()
+    assert TicketUnknown(granted.ticket_id, None) in other.step(Renew(granted.ticket_id))
+    assert TicketUnknown(granted.ticket_id, None) in other.step(Settle(granted.ticket_id, None))
+
+
+def test_an_empty_pool_is_unavailable() -> None:
+    world = World(config(retry_after_default_ms=700))
+    world.tenants("a")
+    answer = refusal(world.submit("a"))
+    assert (answer.reason, answer.retry_after_ms) == (RefusalReason.NO_WORKER, 700)
+
+
+def test_shutting_down_refuses_what_waits_and_leaves_what_runs(world: World) -> None:
+    world.workers("w1", slots=1)
+    running = ticket(world.submit("a"))
+    world.submit("a", request_id="waits")
+    assert refusal(world.step(ShutDown())).reason is RefusalReason.SHUTTING_DOWN
+    assert refusal(world.submit("b")).reason is RefusalReason.SHUTTING_DOWN
+    assert isinstance(world.settle(running)[0], LegEnded)
+
+
+def test_a_suspended_tenant_is_not_admitted_and_its_queue_stands_still(world: World) -> None:
+    world.workers("w1", slots=1)
+    running = ticket(world.submit("a"))
+    world.submit("a", request_id="waits")
+    world.tenants("a", state=TenantState.SUSPENDED)
+    assert refusal(world.submit("a")).reason is RefusalReason.TENANT_SUSPENDED
+    assert not tickets(world.settle(running))
+    world.tenants("a", state=TenantState.ACTIVE)
+    assert [t.request_id for t in tickets(world.effects)][-1] == "waits"
