@@ -1,0 +1,248 @@
+"""The whole system on one machine: embedded broker and database, and every service as a process of its own.
+
+::
+
+    Stack ── EmbeddedBroker        ── state service
+          ── EmbeddedDatabase      ── scheduler
+                                   ── one worker edge for each worker
+
+Started in that order and stopped in reverse. Everything listens on loopback. What is kept between runs (the
+database, the master secret, the edges' checkpoints) lies under ``data_dir``; logs lie in ``data_dir/logs``. The
+broker keeps nothing: at each start the log is another one, which readers find out and heal with snapshots.
+
+A service that dies is started again, with a growing pause, for as long as the stack runs. The broker ignores
+retention, so the stack restarts it on purpose once it has grown past a bound.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.local.broker import MEMORY_BYTES_MAX, EmbeddedBroker
+from evenhand.local.database import EmbeddedDatabase
+from evenhand.local.process import ManagedProcess
+from evenhand.local.stack_file import StackWorker
+from evenhand.logs import get_logger
+from evenhand.postgres.database import Database, DatabaseConfig
+from evenhand.postgres.migrate import migrate
+from evenhand.postgres.seed import GeneratedKey, SeedFile, seed_directory
+
+log = get_logger("stack")
+
+HOST = "127.0.0.1"
+WATCH_SECONDS = 0.5
+RESTART_PAUSE_SECONDS_MAX = 10.0
+READY_SECONDS_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """What a stack is made of."""
+
+    data_dir: Path
+    """Kept between runs; made if it is absent."""
+    pool: str
+    seed: SeedFile
+    workers: tuple[StackWorker, ...]
+    listen: str = f"{HOST}:0"
+    """HOST:PORT of the scheduler; port 0 takes a free one."""
+    insecure_loopback: bool = False
+    durable: bool = True
+    """False: a crash of the machine may cost the database; for runs whose data is thrown away."""
+
+
+def free_port() -> int:
+    """A loopback port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def evenhand(*arguments: str) -> tuple[str, ...]:
+    """The command line that runs one of our commands with this interpreter."""
+    return (sys.executable, "-m", "evenhand.cli", *arguments)
+
+
+def http_ready(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[bool]]:
+    """A check that is true once the page answers 200."""
+
+    async def ready() -> bool:
+        try:
+            async with http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    return ready
+
+
+@dataclass(slots=True)
+class Service:
+    """One service of the stack: its process and how to tell that it is ready."""
+
+    process: ManagedProcess
+    ready: Callable[[], Awaitable[bool]]
+    restarts: int = field(default=0)
+
+    async def start(self) -> None:
+        await self.process.start(self.ready, READY_SECONDS_MAX)
+
+
+class Stack:
+    """``async with Stack(config) as stack``: everything runs and is ready inside the block."""
+
+    def __init__(self, config: StackConfig) -> None:
+        self.config = config
+        self.logs = config.data_dir / "logs"
+        self.broker = EmbeddedBroker(log_file=self.logs / "broker.log")
+        self.database = EmbeddedDatabase(config.data_dir / "database", durable=config.durable)
+        self.services: dict[str, Service] = {}
+        self.generated_keys: tuple[GeneratedKey, ...] = ()
+        self.scheduler_address = ""
+        self.metrics_ports: dict[str, int] = {}
+        self._exit = AsyncExitStack()
+        self._watch: asyncio.Task[None] | None = None
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit.aclose()
+
+    async def status(self) -> dict[str, object]:
+        """The scheduler's ``/status`` page; raises ``Unavailable`` while it does not answer."""
+        assert self._http is not None, "the stack is not started"
+        url = f"http://{HOST}:{self.metrics_ports['scheduler']}/status"
+        try:
+            async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+                page: dict[str, object] = await response.json()
+                return page
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unavailable("The scheduler's status page does not answer.") from error
+
+    # Within
+
+    async def _start(self) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.config.data_dir, 0o755)  # noqa: S103 - the database's own account passes through it
+        self._http = await self._exit.enter_async_context(aiohttp.ClientSession())
+        await self._exit.enter_async_context(self.broker)
+        await self._exit.enter_async_context(self.database)
+        await self._prepare_database()
+        for name, service in self._services().items():
+            self.services[name] = service
+            self._exit.push_async_callback(service.process.stop)
+            await service.start()
+        self._watch = asyncio.create_task(self._keep_alive(), name="stack watch")
+        self._exit.push_async_callback(self._end_watch)
+
+    async def _prepare_database(self) -> None:
+        await migrate(self.database.dsn)
+        async with (
+            await Database.open(DatabaseConfig(self.database.dsn, "stack", connections_max=1)) as database,
+            database.connection() as connection,
+        ):
+            result = await seed_directory(connection, self.config.seed)
+        self.generated_keys = result.generated
+
+    def _services(self) -> dict[str, Service]:
+        return {"state": self._state(), "scheduler": self._scheduler()} | {
+            f"edge-{worker.name}": self._edge(worker) for worker in self.config.workers
+        }
+
+    def _service(self, name: str, path: str, port: int, *arguments: str) -> Service:
+        assert self._http is not None, "the stack is not started"
+        self.metrics_ports[name] = port
+        common = ("--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", "--metrics-port", str(port))
+        process = ManagedProcess(name, evenhand(*arguments, *common), self.logs / f"{name}.log")
+        return Service(process, http_ready(self._http, f"http://{HOST}:{port}{path}"))
+
+    def _state(self) -> Service:
+        return self._service("state", "/ready", free_port(), "state", "--dsn", self.database.dsn)
+
+    def _scheduler(self) -> Service:
+        host, _, port = self.config.listen.rpartition(":")
+        self.scheduler_address = f"{host}:{int(port) or free_port()}"
+        secret_file = self.config.data_dir / "master.secret"
+        arguments = (
+            "scheduler", "--pool", self.config.pool, "--listen", self.scheduler_address,
+            "--dsn", self.database.dsn, "--secret-file", str(secret_file),
+        )  # fmt: skip
+        if self.config.insecure_loopback:
+            arguments += ("--insecure-loopback",)
+        return self._service("scheduler", "/healthz", free_port(), *arguments)
+
+    def _edge(self, worker: StackWorker) -> Service:
+        checkpoint = self.config.data_dir / "edges" / f"{worker.name.replace('/', '_')}.checkpoint"
+        checkpoint.parent.mkdir(exist_ok=True)
+        arguments = (
+            "worker-edge", "--worker-id", worker.name, "--pool", self.config.pool, "--address", worker.address,
+            "--checkpoint", str(checkpoint),
+        )  # fmt: skip
+        arguments += ("--kv-events", worker.kv_events) if worker.kv_events else ("--no-events",)
+        if worker.replay:
+            arguments += ("--replay", worker.replay)
+        return self._service(f"edge-{worker.name}", "/health", free_port(), *arguments)
+
+    async def _keep_alive(self) -> None:
+        """Start again what has died; restart the broker when it has grown too large."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self.broker.memory_bytes() > MEMORY_BYTES_MAX:
+                log.info("the embedded broker has grown past its bound and is restarted")
+                await self.broker.restart()
+            for name, service in self.services.items():
+                if not service.process.running:
+                    await self._revive(name, service)
+
+    async def _revive(self, name: str, service: Service) -> None:
+        service.restarts += 1
+        pause = min(RESTART_PAUSE_SECONDS_MAX, 0.1 * 2 ** min(service.restarts, 10))
+        log.warning("a service ended and is started again", ended=name, pause_s=pause)
+        await asyncio.sleep(pause)
+        try:
+            await service.start()
+        except Unavailable as error:
+            log.warning("a service did not come up again", ended=name, error=str(error))
+
+    async def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def require_free(listen: str) -> None:
+    """Raise ``InvalidConfig`` with one sentence if the address cannot be listened on."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidConfig(f"The address to listen on must be HOST:PORT, not {listen!r}.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, OverflowError) as error:
+            raise InvalidConfig(f"The scheduler cannot listen on {listen}: {error}.") from error
+
+
+def keys_by_principal(keys: Sequence[GeneratedKey]) -> dict[str, str]:
+    """Generated API keys by the principal they are for."""
+    return {generated.principal: generated.key for generated in keys}
