@@ -60,8 +60,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         self.renewed: list[pb.RenewRequest] = []
         self.acquired: list[pb.AcquireRequest] = []
         self.resolved = 0
-        self.streams: dict[object, asyncio.Queue[pb.SessionResponse]] = {}
-        self.stream_tasks: dict[object, asyncio.Task[Any]] = {}
+        self.streams: dict[object, asyncio.Queue[pb.SessionResponse | None]] = {}
         self.streams_opened = 0
         self.ended: dict[str, str] = {}
         self.legs: dict[str, int] = {}
@@ -101,8 +100,8 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
             event.set()
 
     def drop_streams(self) -> None:
-        for task in tuple(self.stream_tasks.values()):
-            task.cancel()
+        for outbox in self.streams.values():
+            outbox.put_nowait(None)
 
     def lose_worker(self, ticket: str, state: int = pb.TICKET_STATE_WORKER_LOST) -> None:
         """End a ticket unasked and tell its stream."""
@@ -139,8 +138,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         if method in self.lose_next_answer:
             self.lose_next_answer.discard(method)
             if stream is not None:
-                self.stream_tasks[stream].cancel()
-                await asyncio.sleep(0)
+                self.streams[stream].put_nowait(None)
             raise Refusal(status_pb2.Status(code=14, message="Socket closed"))
         return result
 
@@ -250,7 +248,6 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         stream = object()
         self.streams_opened += 1
         outbox = self.streams[stream] = asyncio.Queue()
-        self.stream_tasks[stream] = asyncio.current_task()  # type: ignore[assignment]
         answers: set[asyncio.Task[None]] = set()
 
         async def answer(request: pb.SessionRequest) -> None:
@@ -262,27 +259,26 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
                 outbox.put_nowait(pb.SessionResponse(call_id=request.call_id, error=refusal.status))
 
         async def write() -> None:
-            while True:
-                await context.write(await outbox.get())
+            while (message := await outbox.get()) is not None:
+                await context.write(message)
 
-        writer = asyncio.create_task(write())
-        try:
+        async def read() -> None:
             async for request in requests:
                 task = asyncio.create_task(answer(request))
                 answers.add(task)
                 task.add_done_callback(answers.discard)
-        except asyncio.CancelledError:
-            # A scripted break: the peer sees its stream end without a word of Evenhand's.
-            if context.cancelled():
-                raise
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        parts = (asyncio.create_task(write()), asyncio.create_task(read()))
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            del self.streams[stream], self.stream_tasks[stream]
-            for task in (writer, *answers):
+            del self.streams[stream]
+            for task in (*parts, *answers):
                 task.cancel()
-            await asyncio.gather(writer, *answers, return_exceptions=True)
+            await asyncio.gather(*parts, *answers, return_exceptions=True)
             self._changed.set()
+        if not parts[0].cancelled():  # a scripted break, without a word of Evenhand's
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 async def abort(context: grpc.aio.ServicerContext, status: status_pb2.Status) -> None:

@@ -63,7 +63,7 @@ async def test_nothing_recorded_sends_no_usage(fake: FakeScheduler, connect: Any
 async def test_an_exception_settles_as_failed_and_passes_on_unchanged(fake: FakeScheduler, connect: Any) -> None:
     boom = ValueError("mine")
     async with connect() as client:
-        with pytest.raises(ValueError, match="mine") as caught:
+        with pytest.raises(ValueError, match="mine") as caught:  # noqa: PT012  # the block is what is tested
             async with client.acquire(**ASK) as grant:
                 grant.record_usage(prompt_tokens=10, output_tokens=2)
                 raise boom
@@ -74,7 +74,7 @@ async def test_an_exception_settles_as_failed_and_passes_on_unchanged(fake: Fake
 
 async def test_an_exception_is_not_masked_by_a_settlement_that_fails(fake: FakeScheduler, connect: Any) -> None:
     async with connect(settle_wait_s=0.2, close_wait_s=0.3) as client:
-        with pytest.raises(ValueError, match="mine"):
+        with pytest.raises(ValueError, match="mine"):  # noqa: PT012  # the block is what is tested
             async with client.acquire(**ASK):
                 await fake.stop()
                 raise ValueError("mine")
@@ -90,9 +90,7 @@ async def test_a_failed_worker_settles_as_lost_and_gives_the_request_up(fake: Fa
     assert not fake.queued
 
 
-async def test_a_settlement_that_arrived_though_its_answer_was_lost_counts(
-    fake: FakeScheduler, connect: Any
-) -> None:
+async def test_a_settlement_whose_answer_was_lost_counts(fake: FakeScheduler, connect: Any) -> None:
     async with connect() as client:
         async with client.acquire(**ASK) as grant:
             fake.lose_next_answer.add("settle")
@@ -112,9 +110,12 @@ async def test_an_expired_ticket_is_reported_in_the_settlement(fake: FakeSchedul
 
 
 async def test_the_same_request_id_gets_the_same_ticket(fake: FakeScheduler, connect: Any) -> None:
-    async with connect() as client:
-        async with client.acquire(request_id="r1", **ASK) as one, client.acquire(request_id="r1", **ASK) as two:
-            assert one.ticket == two.ticket
+    async with (
+        connect() as client,
+        client.acquire(request_id="r1", **ASK) as one,
+        client.acquire(request_id="r1", **ASK) as two,
+    ):
+        assert one.ticket == two.ticket
     assert len(fake.settled) == 1
 
 
@@ -336,9 +337,7 @@ class TestRun:
         assert not fake.open
 
 
-async def test_a_lost_worker_shows_on_the_grant_and_the_request_is_given_up(
-    fake: FakeScheduler, connect: Any
-) -> None:
+async def test_a_lost_worker_shows_on_the_grant_and_ends_the_request(fake: FakeScheduler, connect: Any) -> None:
     fake.renew_after_ms = 50
     async with connect() as client:
         async with client.acquire(**ASK) as grant:
