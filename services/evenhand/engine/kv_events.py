@@ -226,14 +226,22 @@ class EventPublisher:
         self._kept.clear()
 
     def _send_later(self, sequence: int, payload: bytes) -> None:
-        while self._delayed and self._delayed[0].when() <= asyncio.get_running_loop().time():
-            self._delayed.popleft()
-        if self.faults.delay_ms <= 0:
+        """Send after the delay in force, and never before what already waits."""
+        if not self._delayed and self.faults.delay_ms <= 0:
             self._send(sequence, payload)
-        elif len(self._delayed) < DELAYED_BATCHES_MAX:
-            loop = asyncio.get_running_loop()
-            delay_s = self.faults.delay_ms / 1000
-            self._delayed.append(loop.call_later(delay_s, self._send, sequence, payload))
+            return
+        if len(self._delayed) == DELAYED_BATCHES_MAX:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self.faults.delay_ms / 1000
+        if self._delayed:
+            # Timers due at the same instant may fire in any order.
+            due_s = max(due_s, self._delayed[-1].when() + 1e-6)
+        self._delayed.append(loop.call_at(due_s, self._send_delayed, sequence, payload))
+
+    def _send_delayed(self, sequence: int, payload: bytes) -> None:
+        self._delayed.popleft()
+        self._send(sequence, payload)
 
     def _send(self, sequence: int, payload: bytes) -> None:
         assert self._publish is not None, "started before it publishes"
