@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
-from evenhand.core.facts import Decision, LegOutcome, RefusalReason, Request, Ticket, Usage
+from evenhand.core.facts import Decision, RefusalReason, Request, Ticket, Usage
 from evenhand.core.ids import RequestId, TenantId, TicketId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.steps import (
@@ -50,8 +50,9 @@ from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import SignedTicket, TicketSigner
 from evenhand.wire.status import NOT_THE_OWNER, WireError, wire_error
 
-TICK_INTERVAL_MAX_S = 0.25
+TICK_INTERVAL_MAX_NS = 250_000_000
 """The core is ticked at least this often, whatever it asked for."""
+NEVER_NS = 1 << 62
 OWNER_RETRY_MS = 500
 BUSY_RETRY_MS = 250
 
@@ -70,7 +71,8 @@ class OpenTicket:
 
     ticket: Ticket
     token: str
-    decision: Decision
+    decision: Decision | None
+    """None for a ticket of an earlier term, known from its token alone."""
     holders: int = 0
     """Calls that were given this ticket and have not withdrawn."""
     listener: "TicketListener | None" = None
@@ -85,12 +87,19 @@ class TicketListener(Protocol):
 class Waiter:
     """One call's wait for the answer to a request; ``deliver`` is called once at most, and must not call back."""
 
-    __slots__ = ("deliver", "key", "placed")
+    __slots__ = ("_deliver", "answered", "key", "placed")
 
-    def __init__(self, key: Key, deliver: Callable[[OpenTicket | WireError], None]) -> None:
+    def __init__(self, key: Key, deliver: "Callable[[Waiter, OpenTicket | WireError], None]") -> None:
+        self._deliver = deliver
         self.key = key
-        self.deliver = deliver
+        self.answered = False
         self.placed: OpenTicket | None = None
+        """What it was given, until it withdraws."""
+
+    def answer(self, result: OpenTicket | WireError) -> None:
+        """Tell the call; by the actor alone."""
+        self.answered = True
+        self._deliver(self, result)
 
 
 class PoolActor:
@@ -117,7 +126,9 @@ class PoolActor:
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
+        self._wanted_ns = NEVER_NS
         self._adopt_after_wall_ms = 0
+        self._emptied = asyncio.Event()
         self.open: dict[TicketId, OpenTicket] = {}
         self.by_token: dict[str, OpenTicket] = {}
         self.term = 0
@@ -131,7 +142,7 @@ class PoolActor:
         return self._scheduler is not None and time.monotonic_ns() < self._lease_until_ns
 
     def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
-        """Take office with a scheduler that is ready to step.
+        """Take office with a scheduler that is ready to step; the caller tells it tenants and workers.
 
         Tickets of earlier terms granted at or before ``adopt_after_wall_ms`` are not adopted: the checkpoint that
         was restored would hold them if they were open.
@@ -142,7 +153,6 @@ class PoolActor:
         self._adopt_after_wall_ms = adopt_after_wall_ms
         self._metrics.owner.set(1)
         self._metrics.term.set(term)
-        self.tell(Tick())
 
     def extend_lease(self, lease_until_ns: int) -> None:
         self._lease_until_ns = lease_until_ns
@@ -156,18 +166,26 @@ class PoolActor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._wanted_ns = NEVER_NS
         error = wire_error(NOT_THE_OWNER, sentence, OWNER_RETRY_MS)
         waiting, self._waiting, self._waiting_count = self._waiting, {}, 0
         for waiters in waiting.values():
             for waiter in waiters:
-                waiter.deliver(error)
+                waiter.answer(error)
         self.open.clear()
         self.by_token.clear()
+        self._emptied.set()
 
     def shut_down(self) -> None:
         """Refuse what is queued and admit nothing more."""
         self.shutting_down = True
         self.tell(ShutDown())
+
+    async def nothing_open(self) -> None:
+        """Return once every open ticket has ended, or the term has."""
+        while self.open:
+            self._emptied.clear()
+            await self._emptied.wait()
 
     def not_the_owner(self) -> WireError:
         """The answer of a process that may not decide."""
@@ -185,11 +203,11 @@ class PoolActor:
     def submit(self, request: Request, waiter: Waiter) -> None:
         """Admit a request; the waiter hears of the grant or refusal, perhaps before this returns."""
         if not self.granting:
-            waiter.deliver(self.not_the_owner())
+            waiter.answer(self.not_the_owner())
             return
         if self._waiting_count >= self._calls_pending_max:
             sentence = f"{self._calls_pending_max} calls are waiting already."
-            waiter.deliver(wire_error(RefusalReason.QUEUE_FULL.value, sentence, BUSY_RETRY_MS, "scheduler"))
+            waiter.answer(wire_error(RefusalReason.QUEUE_FULL.value, sentence, BUSY_RETRY_MS, "scheduler"))
             return
         self._waiting.setdefault(waiter.key, []).append(waiter)
         self._waiting_count += 1
@@ -227,16 +245,15 @@ class PoolActor:
                 return effect
         return TicketUnknown(ticket_id, None)
 
-    def settle(
-        self, ticket_id: TicketId, usage: Usage | None, outcome: LegOutcome
-    ) -> LegEnded | TicketUnknown | None:
+    def settle(self, settle: Settle) -> LegEnded | TicketUnknown | None:
         """End a ticket; None while out of office."""
+        ticket_id = settle.ticket_id
         if not self.granting:
             return None
         entry = self.open.get(ticket_id)
         if entry is not None:
             entry.listener = None
-        for effect in self._step(Settle(ticket_id, usage, outcome)):
+        for effect in self._step(settle):
             if isinstance(effect, LegEnded) and effect.ticket.ticket_id == ticket_id:
                 return effect
             if isinstance(effect, TicketUnknown) and effect.ticket_id == ticket_id:
@@ -258,6 +275,15 @@ class PoolActor:
                     pass
         return was_open
 
+    def listen(self, ticket: Ticket, token: str, listener: "TicketListener") -> OpenTicket:
+        """Tell this listener, and no other from here on, when the open ticket ends by itself."""
+        entry = self.open.get(ticket.ticket_id)
+        if entry is None:
+            entry = OpenTicket(ticket, token, None)
+            self.open[ticket.ticket_id] = self.by_token[token] = entry
+        entry.listener = listener
+        return entry
+
     def adopt(self, signed: SignedTicket) -> bool:
         """Take over a valid ticket of an earlier term that the restored checkpoint does not know.
 
@@ -271,8 +297,9 @@ class PoolActor:
         if age_ms > self._ttl_ms or signed.granted_wall_ms <= self._adopt_after_wall_ms:
             return False
         granted_at_ns = time.monotonic_ns() - int(age_ms * 1e6)
-        self._step(TicketAdopted(replace(ticket, granted_at_ns=granted_at_ns)))
-        self._metrics.adopted.inc()
+        effects = self._step(TicketAdopted(replace(ticket, granted_at_ns=granted_at_ns)))
+        if any(isinstance(effect, Renewed) for effect in effects):
+            self._metrics.adopted.inc()
         return True
 
     # ---- steps and effects ----------------------------------------------------------------------------------
@@ -310,7 +337,9 @@ class PoolActor:
     def _grant(self, granted: Granted, now_ns: int) -> None:
         ticket = granted.ticket
         entry = self.open.get(ticket.ticket_id)
-        if entry is None:
+        if entry is not None and entry.decision is None:
+            entry.decision = granted.decision
+        elif entry is None:
             age_ns = max(0, now_ns - ticket.granted_at_ns)
             token = self._signer.sign(ticket, time.time_ns() // 1_000_000 - age_ns // 1_000_000)
             entry = OpenTicket(ticket, token, granted.decision)
@@ -323,7 +352,7 @@ class PoolActor:
         entry.holders += len(waiters)
         for waiter in waiters:
             waiter.placed = entry
-            waiter.deliver(entry)
+            waiter.answer(entry)
 
     def _refuse(self, refused: Refused) -> None:
         refusal, key = refused.refusal, (refused.tenant_id, refused.request_id)
@@ -332,7 +361,7 @@ class PoolActor:
         error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject)
         for waiter in self._refused_waiters(key, refusal.reason):
             self._waiting_count -= 1
-            waiter.deliver(error)
+            waiter.answer(error)
 
     def _refused_waiters(self, key: Key, reason: RefusalReason) -> Iterable[Waiter]:
         """Who a refusal concerns: a bad second request under an id concerns only the call that brought it."""
@@ -350,28 +379,34 @@ class PoolActor:
         if entry is None:
             return
         del self.by_token[entry.token]
+        if not self.open:
+            self._emptied.set()
         if entry.listener is not None:
             entry.listener.ticket_ended(entry, ended)
 
     # ---- time -----------------------------------------------------------------------------------------------
 
     def _wake_at(self, at_ns: int, now_ns: int) -> None:
-        """Set the wake-up, unless an earlier one stands; one that turns out too early is harmless."""
-        if self._timer is not None and self._timer_at_ns <= at_ns:
-            return
+        """Set the wake-up that the core asks for, within the interval; the core says it once."""
+        self._wanted_ns = at_ns
+        at_ns = min(at_ns, now_ns + TICK_INTERVAL_MAX_NS)
         if self._timer is not None:
+            if self._timer_at_ns <= at_ns:
+                return
             self._timer.cancel()
-        delay_s = min(max(0.0, (at_ns - now_ns) / 1e9), TICK_INTERVAL_MAX_S)
-        self._timer_at_ns = now_ns + int(delay_s * 1e9)
+        self._timer_at_ns = at_ns
+        delay_s = max(0.0, (at_ns - now_ns) / 1e9)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
         if not self.granting:
             return
+        if time.monotonic_ns() >= self._wanted_ns:
+            self._wanted_ns = NEVER_NS
         self._step(Tick())
-        now_ns = time.monotonic_ns()
-        self._wake_at(now_ns + int(TICK_INTERVAL_MAX_S * 1e9), now_ns)
+        if self._timer is None:
+            self._wake_at(self._wanted_ns, time.monotonic_ns())
 
 
 _REFUSES_NEWCOMER = frozenset({RefusalReason.REQUEST_ID_REUSED, RefusalReason.INVALID})

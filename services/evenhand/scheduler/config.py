@@ -7,6 +7,7 @@ An impossible value stops the start with one sentence that names it. What the co
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from evenhand.core.errors import InvalidConfig
 from evenhand.core.facts import SchedulerConfig
@@ -20,6 +21,13 @@ class TlsConfig:
     certificate_file: Path
     key_file: Path
     ca_file: Path | None = None
+
+    @classmethod
+    def of(cls, certificate_file: Path | None, key_file: Path | None, ca_file: Path | None) -> Self:
+        """Of what was given on a command line; raises ``InvalidConfig`` if certificate or key is missing."""
+        if certificate_file is None or key_file is None:
+            raise InvalidConfig("TLS needs both a certificate file and a key file.")
+        return cls(certificate_file, key_file, ca_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,8 @@ class DaemonConfig:
     """Answers one Session may owe; its next message is read when one has gone out."""
     metric_tenants_max: int = 50
     """Tenants with a label of their own in metrics; all others are counted as ``other``."""
-    drain_timeout_ms: int = 5_000
-    """Longest graceful stop."""
+    drain_timeout_ms: int = 2_000
+    """How long a graceful stop waits for open tickets; those left over go to the successor."""
 
     def __post_init__(self) -> None:
         """Raise ``InvalidConfig`` for a value that cannot work."""

@@ -21,11 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from evenhand.core.announcement import check_announcement
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.errors import MalformedMessage, Unavailable
-from evenhand.core.facts import WorkerLoad, WorkerSpec
+from evenhand.core.facts import SchedulerConfig, WorkerLoad, WorkerSpec
 from evenhand.core.fold import FoldResult, doubt_all, fold
-from evenhand.core.ids import PoolId, WorkerId
+from evenhand.core.ids import WorkerId
 from evenhand.core.kv import (
     ControlMessage,
     KvBatch,
@@ -61,7 +62,7 @@ class LiveMap:
         store: MapStore,
         reader: LogReader,
         watch: DirectoryWatch,
-        pool_id: PoolId,
+        config: SchedulerConfig,
         tell: Callable[[Input], object],
         wish: Callable[[ControlMessage], None],
         metrics: SchedulerMetrics,
@@ -69,7 +70,8 @@ class LiveMap:
         self._store = store
         self._reader = reader
         self._watch = watch
-        self._pool_id = pool_id
+        self._pool_id = config.pool_id
+        self._lost_after_ns = config.worker_lost_after_ms * 1_000_000
         self._tell = tell
         self._wish = wish
         self._metrics = metrics
@@ -207,6 +209,9 @@ class LiveMap:
 
     async def _misfit(self, announced: WorkerAnnounced) -> str | None:
         """Why a worker cannot be of this pool; None if it can. The first worker defines an unknown pool."""
+        misfit = check_announcement(self._watch.pool, announced)
+        if misfit or self._watch.pool is not None:
+            return misfit
         pool = await self._watch.define_pool(
             PoolSpec(
                 announced.pool_id,
@@ -216,14 +221,7 @@ class LiveMap:
                 announced.salt_generation,
             )
         )
-        for what, own, pools in (
-            ("model", announced.model, pool.model),
-            ("block size", announced.block_size_tokens, pool.block_size_tokens),
-            ("key scheme", announced.key_scheme, pool.key_scheme),
-        ):
-            if own != pools:
-                return f"Worker {announced.worker_id} has {what} {own}, but pool {pool.pool_id} has {pools}."
-        return None
+        return check_announcement(pool, announced)
 
     def _refuse(self, worker_id: WorkerId, sentence: str) -> None:
         if self.refused.get(worker_id) != sentence:
@@ -280,10 +278,13 @@ class LiveMap:
 
     def _heard(self, worker_id: WorkerId, load: WorkerLoadReported | None) -> None:
         now_ns = time.monotonic_ns()
+        before = self.loads.get(worker_id)
+        if before is not None and now_ns - before.heard_at_ns >= self._lost_after_ns:
+            self._tell(WorkerJoined(self.workers[worker_id]))  # it was given up as lost meanwhile
         if load is not None:
             heard = WorkerLoad(load.running, load.waiting, load.kv_used_fraction, now_ns)
         else:
-            heard = replace(self.loads.get(worker_id, WorkerLoad(0, 0, 0.0, now_ns)), heard_at_ns=now_ns)
+            heard = replace(before or WorkerLoad(0, 0, 0.0, now_ns), heard_at_ns=now_ns)
         self.loads[worker_id] = heard
         position = self.cache_map.position(worker_id)
         self._tell(WorkerHeard(worker_id, heard, position is not None and position.complete))

@@ -101,15 +101,12 @@ def decode_request_id(text: str) -> RequestId:
     return RequestId(text)
 
 
-def decode_usage(wire: pb.Usage, ticket: Ticket) -> Usage:
-    """What a leg used, capped to what its ticket was granted; raises ``InvalidRequest`` for the impossible."""
-    prompt, cached, output = wire.prompt_tokens, wire.cached_tokens, wire.output_tokens
+def decode_usage(wire: pb.Usage) -> Usage:
+    """What a leg used; raises ``InvalidRequest`` for the impossible. The core caps it to what was granted."""
+    prompt, cached = wire.prompt_tokens, wire.cached_tokens
     if cached > prompt:
         raise InvalidRequest(f"A prompt of {prompt} tokens cannot have {cached} of them cached.")
-    if prompt > ticket.prompt_tokens:
-        prompt = ticket.prompt_tokens
-        cached = min(cached, prompt)
-    return Usage(prompt, cached, min(output, ticket.output_tokens_max))
+    return Usage(prompt, cached, wire.output_tokens)
 
 
 def decode_outcome(number: int) -> LegOutcome:
