@@ -1,41 +1,54 @@
 """Translator throughput: raw msgpack in, block keys out, one core.
 
-Input: frames of block size 16 as a current vLLM writes them, with the recordings' mixture: stores of a prompt's
-blocks at once and of single blocks while an answer grows, evictions one block an event, a few duplicates, salts on
-first blocks. The engine's own block pool is imitated by a queue of the longest stored. Hashing the names is left
-out of the measured time.
+Input: frames of block size 16 as a current vLLM writes them, each with as many stores of as many blocks as a frame
+drawn from the recordings; half of the prompts are salted. The engine's block pool is imitated by a queue: each store
+beyond its size evicts as many blocks, one block an event. Blocks stored are counted; removals come on top.
 
     python tests/benchmarks/bench_translator.py [--blocks 400000] [--arrays]
 """
 
 import argparse
+import json
 import random
 import sys
 import time
 from collections import deque
+from pathlib import Path
 
 import msgspec
 
 from evenhand.core.ids import Seq
 from evenhand.worker.translator import Translator, TranslatorConfig
 
+CAPTURES = Path(__file__).parent.parent / "golden" / "captures"
 BLOCK_SIZE = 16
 KV_BLOCKS = 20_000
 FLOOR_BLOCKS_PER_S = 250_000
 
 
+def recorded_mixture() -> list[list[tuple[bool, int]]]:
+    """Per recorded frame that stores anything: of each store, whether it begins at the root, and its blocks."""
+    mixture = []
+    for name in ("e0.live.jsonl", "e0.dup_abort.jsonl", "dp2.0.jsonl"):
+        for line in (CAPTURES / name).read_text().splitlines():
+            events = json.loads(line)["decoded"][1]
+            stores = [event for event in events if event["type"] == "BlockStored"]
+            mixture.append([(store["parent_block_hash"] is None, len(store["block_hashes"])) for store in stores])
+    return [frame for frame in mixture if frame]
+
+
 def recorded_like_frames(blocks: int, arrays: bool, seed: int) -> tuple[list[bytes], int]:
     """Frames with at least ``blocks`` stored blocks in them, and how many blocks those are."""
     rng = random.Random(seed)
+    mixture = recorded_mixture()
     pool: deque[int] = deque()
     frames: list[bytes] = []
     growing: list[int] = []
     stored = 0
     while stored < blocks:
         events: list[object] = []
-        turns = [(None, rng.choice((2, 3, 4, 6, 15, 18)))] if rng.random() < 0.4 else []
-        turns += [(parent, 1) for parent in growing[-8:] if rng.random() < 0.3]
-        for parent, count in turns:
+        for at_root, count in rng.choice(mixture):
+            parent = None if at_root or not growing else rng.choice(growing)
             names = [rng.getrandbits(64) for _ in range(count)]
             evicted = [pool.popleft() for _ in range(max(0, len(pool) + count - KV_BLOCKS))]
             events += [removed(name, arrays) for name in evicted]
@@ -43,8 +56,7 @@ def recorded_like_frames(blocks: int, arrays: bool, seed: int) -> tuple[list[byt
             pool.extend(names)
             growing = [*growing[-31:], names[-1]]
             stored += count
-        if events:
-            frames.append(msgspec.msgpack.encode([1795956944.6, events, 0]))
+        frames.append(msgspec.msgpack.encode([1795956944.6, events, 0]))
     return frames, stored
 
 
@@ -56,7 +68,9 @@ def removed(name: int, arrays: bool) -> object:
 
 def stored_event(rng: random.Random, names: list[int], parent: int | None, arrays: bool) -> object:
     tokens = [rng.randrange(128_000) for _ in range(len(names) * BLOCK_SIZE)]
-    salt = [["tenant-a"], *[None] * (len(names) - 1)] if parent is None and rng.random() < 0.5 else [None] * len(names)
+    salt: list[object] = [None] * len(names)
+    if parent is None and rng.random() < 0.5:
+        salt[0] = ["tenant-a"]
     if arrays:
         return ["BlockStored", names, parent, tokens, BLOCK_SIZE, None, "GPU", None, salt, 0, "full_attention"]
     return {

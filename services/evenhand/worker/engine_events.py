@@ -9,6 +9,7 @@ event at a time, so that a bad event spoils itself and not its batch, and what i
 is not fully understood never becomes a clear: a clear is only what decodes as one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,14 +110,14 @@ _ARRAY_FIELDS: Final = {"BlockStored": 15, "BlockRemoved": 6, "AllBlocksCleared"
 """Length of a positional event with every known field, its type included."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineFrame:
-    """One decoded frame, and what in it was not understood."""
+    """One decoded frame, and what in it was not understood. Treat as frozen; it is made once a frame."""
 
     emitted_at_ms: int
     """The engine's wall clock; 0 where it says nothing usable."""
     data_parallel_rank: int | None
-    events: tuple[EngineEvent, ...]
+    events: Sequence[EngineEvent]
     malformed_events: int = 0
     unknown_events: int = 0
     unknown_fields: int = 0
@@ -129,7 +130,7 @@ def decode_frame(payload: bytes) -> EngineFrame:
         strict = _decode_strict(payload)
     except (msgspec.DecodeError, RecursionError):
         return _decode_event_by_event(payload)
-    return EngineFrame(_milliseconds(strict.timestamp_s), strict.data_parallel_rank, tuple(strict.events))
+    return EngineFrame(_milliseconds(strict.timestamp_s), strict.data_parallel_rank, strict.events)
 
 
 def _decode_event_by_event(payload: bytes) -> EngineFrame:
@@ -150,7 +151,7 @@ def _decode_event_by_event(payload: bytes) -> EngineFrame:
             events.append(event)
             odd += has_unknown_fields
     rank = raw.data_parallel_rank if type(raw.data_parallel_rank) is int else None
-    return EngineFrame(_milliseconds(raw.timestamp_s), rank, tuple(events), malformed, unknown, odd)
+    return EngineFrame(_milliseconds(raw.timestamp_s), rank, events, malformed, unknown, odd)
 
 
 def _decode_event(encoded: msgspec.Raw) -> tuple[EngineEvent | None, bool]:

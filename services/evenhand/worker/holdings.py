@@ -18,7 +18,7 @@ children may still come, but its key is not held; a later store makes it held ag
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from evenhand.core.ids import Seq
@@ -28,23 +28,33 @@ from evenhand.worker.engine_events import EngineHash
 
 TIER_KEYS_MAX = 4_194_304
 """Keys held on a tier whose size is unknown."""
-SILENT_KEYS_MAX = 1_024
-"""Silent keys of a tier, or as many as the engine has blocks if that is more; beyond, all are forgotten."""
+SILENT_KEYS_MAX = 65_536
+"""Silent keys of a tier; beyond, all are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
+TIERS = tuple(Tier)
+
+
+@dataclass(slots=True, eq=False)
 class Lane:
-    """One cache group on one tier."""
+    """One cache group on one tier, with its counts. Written by ``Holdings`` alone; compared by identity."""
 
     tier: Tier
     group: int
+    key_of: dict[EngineHash, int] = field(default_factory=dict)
+    """Key of every name with a copy here."""
+    more: dict[EngineHash, int] = field(default_factory=dict)
+    """Copies beyond the first, where there are any."""
+    doubted: dict[EngineHash, None] = field(default_factory=dict)
+    """Names reported while held that have lost a copy since, the longest doubted first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRecord:
     """Everything counted in one lane, in columns, for a checkpoint. ``loud[i]`` is False for a silent key."""
 
-    lane: Lane
+    tier: Tier
+    group: int
     names: tuple[EngineHash, ...]
     keys: tuple[int, ...]
     copies: tuple[int, ...]
@@ -52,45 +62,43 @@ class LaneRecord:
     doubted: tuple[EngineHash, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedCopies:
-    """What removing copies came to."""
-
-    ended: list[int]
-    """Keys that the tier held until here."""
-    unknown: list[EngineHash]
-    """Names that the lane does not know."""
-
-
 class Holdings:
     """Copies and keys of one engine life. ``device_blocks`` 0 means that the engine's size is unknown."""
 
-    __slots__ = ("_capacities", "_counters", "_doubted", "_held", "_lanes", "_shared", "_silent", "key_of")
+    __slots__ = ("_capacities", "_counters", "_held", "_lanes", "_shared", "_silent")
 
     def __init__(self, counters: TranslatorCounters, device_blocks: int = 0) -> None:
-        self.key_of: dict[EngineHash, int] = {}
-        """Key of every name that is counted in any lane."""
         self._counters = counters
-        self._lanes: dict[Lane, dict[EngineHash, int]] = {}
-        self._held: dict[Tier, dict[int, Seq]] = {tier: {} for tier in Tier}
+        self._lanes: list[Lane] = []
+        # By tier, from here on.
+        self._held: list[dict[int, Seq]] = [{} for _ in TIERS]
         """Keys held, each with the number of the batch that its latest store goes out in."""
-        self._silent: dict[Tier, dict[int, None]] = {tier: {} for tier in Tier}
+        self._silent: list[dict[int, None]] = [{} for _ in TIERS]
         """Keys that have copies by count and are not held."""
-        self._shared: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        self._shared: list[dict[int, int]] = [{} for _ in TIERS]
         """Entries (lane and name) of a key beyond the first, where there are several: cache groups, mostly."""
-        self._doubted: dict[Lane, dict[EngineHash, None]] = {}
-        self._capacities = dict.fromkeys(Tier, TIER_KEYS_MAX)
+        self._capacities = [TIER_KEYS_MAX for _ in TIERS]
         self.set_device_blocks(device_blocks)
+
+    def lane(self, tier: Tier, group: int) -> Lane:
+        """The one lane of this tier and group."""
+        for lane in self._lanes:
+            if lane.tier is tier and lane.group == group:
+                return lane
+        lane = Lane(tier, group)
+        self._lanes.append(lane)
+        return lane
 
     def set_device_blocks(self, device_blocks: int) -> None:
         self._capacities[Tier.DEVICE] = device_blocks or TIER_KEYS_MAX
 
     def clear(self) -> None:
         """Nothing is held or counted any more; the engine's size stands."""
-        self.key_of = {}
-        self._lanes.clear()
-        self._doubted.clear()
-        for tier in Tier:
+        for lane in self._lanes:
+            lane.key_of = {}
+            lane.more = {}
+            lane.doubted = {}
+        for tier in TIERS:
             self._held[tier] = {}
             self._silent[tier] = {}
             self._shared[tier] = {}
@@ -101,35 +109,42 @@ class Holdings:
 
     def doubted_total(self) -> int:
         """Names that could be phantoms: the most phantoms there can be."""
-        return sum(map(len, self._doubted.values()))
+        return sum(len(lane.doubted) for lane in self._lanes)
 
     def silent_total(self) -> int:
         """Keys that are counted and not held."""
-        return sum(map(len, self._silent.values()))
+        return sum(map(len, self._silent))
+
+    def names_total(self) -> int:
+        """Names counted, in all lanes."""
+        return sum(len(lane.key_of) for lane in self._lanes)
+
+    def key(self, name: EngineHash) -> int | None:
+        """Key of a name that is counted in any lane."""
+        for lane in self._lanes:
+            key = lane.key_of.get(name)
+            if key is not None:
+                return key
+        return None
 
     def store(self, lane: Lane, names: Sequence[EngineHash], keys: Sequence[int], seq: Seq) -> list[int]:
         """Count one more copy of each; the keys that the tier begins to hold. Stops at a name in conflict."""
-        copies = self._lanes.get(lane)
-        if copies is None:
-            copies = self._lanes[lane] = {}
-        held, silent, key_of = self._held[lane.tier], self._silent[lane.tier], self.key_of
+        key_of, held, silent = lane.key_of, self._held[lane.tier], self._silent[lane.tier]
+        alone = len(self._lanes) == 1
         begun: list[int] = []
         for name, key in zip(names, keys, strict=False):
             known = key_of.get(name)
-            if known is None:
-                key_of[name] = key
-            elif known != key:
+            if (known is not None and known != key) or not (alone or self.key(name) in (None, key)):
                 self._counters.name_conflicts += 1
                 break
             is_held = key in held
-            count = copies.get(name)
-            if count is None:
-                copies[name] = 1
+            if known is None:
+                key_of[name] = key
                 if is_held or (silent and key in silent):
                     shared = self._shared[lane.tier]
                     shared[key] = shared.get(key, 0) + 1
             else:
-                copies[name] = count + 1
+                lane.more[name] = lane.more.get(name, 0) + 1
                 self._counters.blocks_reported_again += 1
             if not is_held:
                 begun.append(key)
@@ -138,48 +153,33 @@ class Holdings:
             held[key] = seq
         return begun
 
-    def remove(self, lane: Lane, names: Sequence[EngineHash]) -> RemovedCopies:
-        """Count one copy less of each."""
-        copies = self._lanes.get(lane)
-        if copies is None:
-            return RemovedCopies([], list(names))
+    def remove(self, lane: Lane, names: Sequence[EngineHash], unknown: list[EngineHash]) -> list[int]:
+        """Count one copy less of each; the keys the tier ceases to hold. Names not known go to ``unknown``."""
+        key_of, more, doubted = lane.key_of, lane.more, lane.doubted
+        held, shared, silent = self._held[lane.tier], self._shared[lane.tier], self._silent[lane.tier]
         ended: list[int] = []
-        unknown: list[EngineHash] = []
-        doubted = self._doubted.setdefault(lane, {})
         for name in names:
-            count = copies.get(name)
-            if count is None:
-                unknown.append(name)
-            elif count > 1:
-                copies[name] = count - 1
+            if more and name in more:
+                more[name] -= 1
+                if not more[name]:
+                    del more[name]
                 doubted.setdefault(name)
-            else:
-                del copies[name]
-                if doubted:
-                    doubted.pop(name, None)
-                key = self._drop_entry(lane.tier, name)
-                if key is not None:
-                    ended.append(key)
-        return RemovedCopies(ended, unknown)
-
-    def _drop_entry(self, tier: Tier, name: EngineHash) -> int | None:
-        """A name has left a lane: its key, if the tier held it and holds it no longer."""
-        key = self.key_of[name]
-        for copies in self._lanes.values():
-            if name in copies:
-                break
-        else:
-            del self.key_of[name]
-        shared = self._shared[tier]
-        if shared and key in shared:
-            shared[key] -= 1
-            if not shared[key]:
-                del shared[key]
-            return None
-        if self._held[tier].pop(key, None) is not None:
-            return key
-        self._silent[tier].pop(key, None)
-        return None
+                continue
+            key = key_of.pop(name, None)
+            if key is None:
+                unknown.append(name)
+                continue
+            if doubted:
+                doubted.pop(name, None)
+            if shared and key in shared:
+                shared[key] -= 1
+                if not shared[key]:
+                    del shared[key]
+            elif held.pop(key, None) is not None:
+                ended.append(key)
+            elif silent:
+                silent.pop(key, None)
+        return ended
 
     def refute(self, tier: Tier, keys: Sequence[int], seq: Seq) -> list[int]:
         """Silence keys whose latest store went out by batch ``seq``; those silenced."""
@@ -188,6 +188,10 @@ class Holdings:
         self._silence(tier, silenced)
         return silenced
 
+    def in_excess(self, tier: Tier) -> bool:
+        """Whether the tier holds more keys, by count, than it can."""
+        return len(self._held[tier]) > self._capacities[tier]
+
     def silence_excess(self, tier: Tier) -> list[int]:
         """Silence what cannot be real because the tier is too small for it; those silenced."""
         held = self._held[tier]
@@ -195,12 +199,12 @@ class Holdings:
         if excess <= 0:
             return []
         suspects: dict[int, None] = {}
-        for lane, doubted in self._doubted.items():
+        for lane in self._lanes:
             if lane.tier is tier:
-                for name in islice(list(doubted), excess - len(suspects)):
-                    del doubted[name]
-                    if self.key_of[name] in held:
-                        suspects[self.key_of[name]] = None
+                for name in islice(list(lane.doubted), excess - len(suspects)):
+                    del lane.doubted[name]
+                    if lane.key_of[name] in held:
+                        suspects[lane.key_of[name]] = None
         phantoms = list(suspects)
         self._silence(tier, phantoms)
         self._counters.keys_phantom_dropped += len(phantoms)
@@ -213,44 +217,46 @@ class Holdings:
         for key in keys:
             del self._held[tier][key]
             self._silent[tier][key] = None
-        if len(self._silent[tier]) > max(SILENT_KEYS_MAX, self._capacities[Tier.DEVICE]):
+        if len(self._silent[tier]) > SILENT_KEYS_MAX:
             self._forget_silent(tier)
 
     def _forget_silent(self, tier: Tier) -> None:
         """Forget names that nothing is told about; what hangs from them is linked no more."""
         silent = self._silent[tier]
-        for lane, copies in self._lanes.items():
+        for lane in self._lanes:
             if lane.tier is tier:
-                for name in [name for name in copies if self.key_of[name] in silent]:
-                    del copies[name]
-                    self._doubted.get(lane, {}).pop(name, None)
-                    self._drop_entry(tier, name)
+                for name in [name for name, key in lane.key_of.items() if key in silent]:
+                    del lane.key_of[name]
+                    lane.more.pop(name, None)
+                    lane.doubted.pop(name, None)
+        for key in silent:
+            self._shared[tier].pop(key, None)
+        silent.clear()
 
     def export(self) -> tuple[LaneRecord, ...]:
         """Everything counted, lane by lane."""
         return tuple(
             LaneRecord(
-                lane,
-                tuple(copies),
-                tuple(map(self.key_of.__getitem__, copies)),
-                tuple(copies.values()),
-                tuple(self.key_of[name] in self._held[lane.tier] for name in copies),
-                tuple(self._doubted.get(lane, ())),
+                lane.tier,
+                lane.group,
+                tuple(lane.key_of),
+                tuple(lane.key_of.values()),
+                tuple(1 + lane.more.get(name, 0) for name in lane.key_of),
+                tuple(key in self._held[lane.tier] for key in lane.key_of.values()),
+                tuple(lane.doubted),
             )
-            for lane, copies in self._lanes.items()
+            for lane in self._lanes
         )
 
     def restore(self, records: Sequence[LaneRecord], seq: Seq) -> None:
         """Count what a checkpoint says, into empty holdings, as if all of it went out in batch ``seq``."""
-        assert not self.key_of, "holdings are restored into empty ones only"
         for record in records:
-            tier = record.lane.tier
-            self.store(record.lane, record.names, record.keys, seq)
-            self._lanes[record.lane] = dict(zip(record.names, record.copies, strict=True))
-            self._doubted[record.lane] = dict.fromkeys(record.doubted)
-            quiet = [
-                key
-                for key, loud in zip(record.keys, record.loud, strict=True)
-                if not loud and key in self._held[tier]
-            ]
-            self._silence(tier, list(dict.fromkeys(quiet)))
+            lane = self.lane(record.tier, record.group)
+            assert not lane.key_of, "holdings are restored into empty ones only"
+            self.store(lane, record.names, record.keys, seq)
+            pairs = zip(record.names, record.copies, strict=True)
+            lane.more = {name: copies - 1 for name, copies in pairs if copies > 1}
+            lane.doubted = dict.fromkeys(record.doubted)
+            held = self._held[lane.tier]
+            quiet = [key for key, loud in zip(record.keys, record.loud, strict=True) if not loud and key in held]
+            self._silence(lane.tier, list(dict.fromkeys(quiet)))

@@ -35,7 +35,7 @@ from evenhand.worker.engine_events import (
     decode_frame,
 )
 from evenhand.worker.extras import read_extras
-from evenhand.worker.holdings import Holdings, Lane, LaneRecord
+from evenhand.worker.holdings import TIERS, Holdings, Lane, LaneRecord
 from evenhand.worker.waiting import Chain, WaitingStore, WaitingStores
 
 TIERS_BY_MEDIUM: Final[dict[str | None, Tier]] = {
@@ -56,9 +56,13 @@ PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_a
 """Cache kinds whose blocks make a prefix. A hybrid model's prefix needs its full-attention group; a window's or a
 state's blocks alone are none, and a kind that is not known counts as none."""
 GROUPS_MAX: Final = 1_024
+LANES_MAX: Final = 4_096
+"""Sorts of events whose lane is remembered; others are looked up anew."""
 ROOTS_MAX: Final = 4_096
 """Roots (salt, LoRA) remembered; a root costs one hash, so all are forgotten at once when there are more."""
 _HASH_MASK: Final = (1 << 64) - 1
+_UNPACKERS: Final = tuple(struct.Struct(f">{count}Q").unpack for count in range(65))
+"""Ready formats for the short chains that nearly all stores are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,9 @@ class TranslatorConfig:
     """Frames of another rank are not ours; None takes all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Translated:
-    """What one frame came to."""
+    """What one frame came to. Treat as frozen: it is left unfrozen because it is made once a frame."""
 
     operations: tuple[KvOperation, ...]
     emitted_at_ms: int = 0
@@ -99,7 +103,7 @@ class Translator:
         "_config",
         "_groups",
         "_holdings",
-        "_lanes",
+        "_lanes_of_stores",
         "_operations",
         "_roots",
         "_waiting",
@@ -115,7 +119,8 @@ class Translator:
         self._holdings = Holdings(self.counters, config.kv_blocks)
         self._waiting = WaitingStores()
         self._roots: dict[tuple[str, str], bytes] = {}
-        self._lanes: dict[tuple[Tier, int], Lane] = {}
+        # By all that tells where an event belongs; only lanes of a prefix are remembered.
+        self._lanes_of_stores: dict[tuple[str | None, int | None, str | None, str | None, int | None], Lane] = {}
         self._operations: list[tuple[type[Stored | Removed | Cleared], Tier, list[int]]] = []
         if state is not None:
             self._block_size = self._block_size or state.block_size_tokens
@@ -139,7 +144,7 @@ class Translator:
     @property
     def names_total(self) -> int:
         """Engine hashes known: what memory is spent on."""
-        return len(self._holdings.key_of)
+        return self._holdings.names_total()
 
     def held(self, tier: Tier) -> tuple[int, ...]:
         """Keys held on a tier, oldest first."""
@@ -158,6 +163,7 @@ class Translator:
         self._holdings.clear()
         self._waiting = WaitingStores()
         self._groups.clear()
+        self._lanes_of_stores.clear()
 
     def state(self) -> TranslatorState:
         return TranslatorState(self._block_size, tuple(self._groups.items()), self._holdings.export())
@@ -181,20 +187,29 @@ class Translator:
         counters.events_malformed += frame.malformed_events
         counters.events_of_unknown_type += frame.unknown_events
         counters.events_with_unknown_fields += frame.unknown_fields
+        counters.events += len(frame.events)
+        removed: list[BlockRemoved] = []
         for event in frame.events:
-            counters.events += 1
-            match event:
-                case BlockStored():
-                    self._stored(event, now_ms, seq)
-                case BlockRemoved():
-                    self._removed(event)
-                case AllBlocksCleared():
-                    self._cleared()
-                case _:
-                    assert_never(event)
-        counters.stores_waiting_expired += self._waiting.drop_expired(now_ms)
-        for tier in Tier:
-            self._emit(Removed, tier, self._holdings.silence_excess(tier))
+            # Evictions come one block an event: a run of them is counted at once.
+            if isinstance(event, BlockRemoved):
+                removed.append(event)
+                continue
+            if removed:
+                self._removed(removed)
+                removed = []
+            if isinstance(event, BlockStored):
+                self._stored(event, now_ms, seq)
+            elif isinstance(event, AllBlocksCleared):
+                self._cleared()
+            else:
+                assert_never(event)
+        if removed:
+            self._removed(removed)
+        if self._waiting.blocks:
+            counters.stores_waiting_expired += self._waiting.drop_expired(now_ms)
+        for tier in TIERS:
+            if self._holdings.in_excess(tier):
+                self._emit(Removed, tier, self._holdings.silence_excess(tier))
         return Translated(self._take_operations(), frame.emitted_at_ms)
 
     def refute(self, keys: Sequence[int], tier: Tier, seq: Seq) -> tuple[KvOperation, ...]:
@@ -209,10 +224,10 @@ class Translator:
 
     def _stored(self, event: BlockStored, now_ms: int, seq: Seq) -> None:
         counters = self.counters
-        lane = self._lane_of(event)
+        lane = self._lane_of_store(event)
         if lane is None:
             return
-        names = self._named(event.block_hashes)
+        names = unsigned(event.block_hashes)
         if not names:
             counters.stores_without_hashes += 1
             return
@@ -238,37 +253,56 @@ class Translator:
         counters.blocks_stored += count
         salt = ""
         extra_fields: list[tuple[bytes, ...]] | None = None
-        if event.extra_keys and any(event.extra_keys):
+        if event.extra_keys is not None and event.extra_keys.count(None) != count:
             salt, extra_fields = self._read_extras(event)
-            names = names[: len(extra_fields)]
+            if extra_fields is not None:
+                names = names[: len(extra_fields)]
             if not names:
                 return
-        chain = Chain(lane, names, token_bytes, extra_fields)
         parent = event.parent_block_hash
         if parent is None:
-            self._chain(chain, self._root(event, salt), seq)
-            return
-        if type(parent) is int:
-            parent &= _HASH_MASK
-        parent_key = self._holdings.key_of.get(parent)
-        if parent_key is None:
-            counters.stores_waiting += 1
-            self._waiting.add(WaitingStore(parent, chain, now_ms))
-            counters.stores_waiting_overflowed += self._waiting.drop_overflow()
-            return
-        self._chain(chain, parent_key.to_bytes(KEY_BYTES, "big"), seq)
+            parent_bytes = self._root(event, salt)
+        else:
+            if type(parent) is int:
+                parent &= _HASH_MASK
+            parent_key = self._holdings.key(parent)
+            if parent_key is None:
+                counters.stores_waiting += 1
+                chain = Chain(lane, names, token_bytes, extra_fields)
+                self._waiting.add(WaitingStore(parent, chain, now_ms))
+                counters.stores_waiting_overflowed += self._waiting.drop_overflow()
+                return
+            parent_bytes = parent_key.to_bytes(KEY_BYTES, "big")
+        keys = chain_keys(parent_bytes, token_bytes, 4 * self._block_size, len(names), extra_fields)
+        self._emit(Stored, lane.tier, self._holdings.store(lane, names, keys, seq))
+        if self._waiting.blocks:
+            self._link(names, keys, seq)
 
-    def _removed(self, event: BlockRemoved) -> None:
-        lane = self._lane_of(event)
-        if lane is None:
-            return
-        names = self._named(event.block_hashes)
+    def _removed(self, events: Sequence[BlockRemoved]) -> None:
+        """A run of removals, in order; a run of one sort counts together."""
+        sort: tuple[str | None, int | None, str | None] | None = None
+        lane: Lane | None = None
+        names: list[EngineHash] = []
+        for event in events:
+            if sort != (event.medium, event.group_idx, event.locality):
+                if names and lane is not None:
+                    self._removed_from(lane, names)
+                sort, names = (event.medium, event.group_idx, event.locality), []
+                lane = self._lane_of(event)
+            elif lane is None:
+                self._lane_of(event)
+            names += event.block_hashes
+        if names and lane is not None:
+            self._removed_from(lane, names)
+
+    def _removed_from(self, lane: Lane, names: list[EngineHash]) -> None:
         self.counters.blocks_removed += len(names)
-        removed = self._holdings.remove(lane, names)
-        for name in removed.unknown:
+        unknown: list[EngineHash] = []
+        ended = self._holdings.remove(lane, unsigned(names), unknown)
+        for name in unknown:
             if not self._waiting.mark_removed(lane, name):
                 self.counters.removals_unknown_blocks += 1
-        self._emit(Removed, lane.tier, removed.ended)
+        self._emit(Removed, lane.tier, ended)
 
     def _cleared(self) -> None:
         self.counters.clears += 1
@@ -278,35 +312,33 @@ class Translator:
 
     def _stored_without_tokens(self, lane: Lane, names: Sequence[EngineHash], seq: Seq) -> None:
         self.counters.stores_without_tokens += 1
-        key_of = self._holdings.key_of
-        known = [name for name in names if name in key_of]
+        found = {name: key for name in names if (key := self._holdings.key(name)) is not None}
+        known = [name for name in names if name in found]
         self.counters.blocks_without_tokens_unknown += len(names) - len(known)
-        self._emit(Stored, lane.tier, self._holdings.store(lane, known, [key_of[name] for name in known], seq))
+        self._emit(Stored, lane.tier, self._holdings.store(lane, known, [found[name] for name in known], seq))
 
     # -- keys
 
-    def _chain(self, chain: Chain, parent: bytes, seq: Seq) -> None:
-        """Chain one store's blocks under ``parent``, then whatever waited for them, and theirs.
+    def _link(self, names: Sequence[EngineHash], keys: Sequence[int], seq: Seq) -> None:
+        """Chain whatever waited for these names, and what waited for that.
 
         What was removed while it waited gets a key for its children's sake, and is not held.
         """
-        pending = [(chain, parent)]
+        pending = [(names, keys)]
         while pending:
-            chain, parent = pending.pop()
-            names = chain.names
-            keys = chain_keys(parent, chain.token_bytes, 4 * self._block_size, len(names), chain.extra_fields)
-            if chain.gone:
-                kept = [index for index, name in enumerate(names) if name not in chain.gone]
-                held = [names[index] for index in kept], [keys[index] for index in kept]
-                begun = self._holdings.store(chain.lane, *held, seq)
-            else:
-                begun = self._holdings.store(chain.lane, names, keys, seq)
-            self._emit(Stored, chain.lane.tier, begun)
-            if len(self._waiting):
-                for name, key in zip(names, keys, strict=True):
-                    for store in self._waiting.take_children(name):
-                        self.counters.stores_linked += 1
-                        pending.append((store.chain, key.to_bytes(KEY_BYTES, "big")))
+            names, keys = pending.pop()
+            for parent, parent_key in zip(names, keys, strict=True):
+                for store in self._waiting.take_children(parent):
+                    self.counters.stores_linked += 1
+                    chain = store.chain
+                    parent_bytes, block_bytes = parent_key.to_bytes(KEY_BYTES, "big"), 4 * self._block_size
+                    chained = chain_keys(
+                        parent_bytes, chain.token_bytes, block_bytes, len(chain.names), chain.extra_fields
+                    )
+                    kept = [index for index, name in enumerate(chain.names) if name not in chain.gone]
+                    held = [chain.names[index] for index in kept], [chained[index] for index in kept]
+                    self._emit(Stored, chain.lane.tier, self._holdings.store(chain.lane, *held, seq))
+                    pending.append((chain.names, chained))
 
     def _root(self, event: BlockStored, salt: str) -> bytes:
         lora = event.lora_name or ("" if event.lora_id is None else f"#{event.lora_id}")
@@ -317,9 +349,13 @@ class Translator:
             root = self._roots[lora, salt] = root_hash(self._config.model, lora, salt)
         return root
 
-    def _read_extras(self, event: BlockStored) -> tuple[str, list[tuple[bytes, ...]]]:
-        """The salt, and byte fields of each block up to the first that is not understood."""
+    def _read_extras(self, event: BlockStored) -> tuple[str, list[tuple[bytes, ...]] | None]:
+        """The salt, and byte fields of each block up to the first that is not understood; None if none has any."""
         assert event.extra_keys is not None
+        match event.extra_keys[0]:
+            case [str(salt)] if salt and event.parent_block_hash is None and not event.lora_name:
+                if event.extra_keys.count(None) == len(event.extra_keys) - 1:
+                    return salt, None
         salt = ""
         fields: list[tuple[bytes, ...]] = []
         for index, entry in enumerate(event.extra_keys):
@@ -330,9 +366,36 @@ class Translator:
                 break
             salt = salt or extras.salt
             fields.append(extras.fields)
+        if len(fields) == len(event.extra_keys) and not any(fields):
+            return salt, None
         return salt, fields
 
     # -- lanes and names
+
+    def _lane_of_store(self, event: BlockStored) -> Lane | None:
+        """Where the event belongs; it may also tell what kind of cache its group is."""
+        sort = (
+            event.medium,
+            event.group_idx,
+            event.locality,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+        )
+        lane = self._lanes_of_stores.get(sort)
+        if lane is not None:
+            return lane
+        kind = event.kv_cache_spec_kind
+        if kind is not None or event.kv_cache_spec_sliding_window is not None:
+            self._learn_group(event.group_idx or 0, kind in PREFIX_KINDS)
+        lane = self._lane_of(event)
+        if lane is not None and len(self._lanes_of_stores) < LANES_MAX:
+            self._lanes_of_stores[sort] = lane
+        return lane
+
+    def _learn_group(self, group: int, prefix: bool) -> None:
+        if self._groups.get(group) is not prefix and (group in self._groups or len(self._groups) < GROUPS_MAX):
+            self._groups[group] = prefix
+            self._lanes_of_stores.clear()
 
     def _lane_of(self, event: BlockStored | BlockRemoved) -> Lane | None:
         """Where the event belongs; None, counted, if it says nothing about a prefix held here."""
@@ -344,35 +407,10 @@ class Translator:
             self.counters.events_of_remote_blocks += 1
             return None
         group = event.group_idx or 0
-        if isinstance(event, BlockStored) and not self._learn_group(event, group):
-            self.counters.events_not_prefix += 1
-            return None
         if not self._groups.get(group, True):
             self.counters.events_not_prefix += 1
             return None
-        lane = self._lanes.get((tier, group))
-        if lane is None:
-            lane = Lane(tier, group)
-            if len(self._lanes) < GROUPS_MAX:
-                self._lanes[tier, group] = lane
-        return lane
-
-    def _learn_group(self, event: BlockStored, group: int) -> bool:
-        kind = event.kv_cache_spec_kind
-        if kind is not None:
-            prefix = kind in PREFIX_KINDS
-        elif event.kv_cache_spec_sliding_window is not None:
-            prefix = False
-        else:
-            return self._groups.get(group, True)
-        if len(self._groups) < GROUPS_MAX or group in self._groups:
-            self._groups[group] = prefix
-        return prefix
-
-    @staticmethod
-    def _named(hashes: list[EngineHash]) -> list[EngineHash]:
-        """Names in one form: signed integers become the unsigned ones that they stand for."""
-        return [name & _HASH_MASK if type(name) is int else name for name in hashes]
+        return self._holdings.lane(tier, group)
 
     # -- operations
 
@@ -395,6 +433,16 @@ class Translator:
         )
 
 
+def unsigned(hashes: list[EngineHash]) -> list[EngineHash]:
+    """Names in one form: signed integers become the unsigned ones that they stand for."""
+    try:
+        if not hashes or min(hashes) >= 0:  # type: ignore[operator]
+            return hashes
+    except TypeError:
+        pass  # Integers and bytes in one list: each is looked at below.
+    return [name & _HASH_MASK if type(name) is int else name for name in hashes]
+
+
 def chain_keys(
     parent: bytes,
     token_bytes: bytes,
@@ -414,4 +462,6 @@ def chain_keys(
             start = index * block_bytes
             parent = child_key(parent, token_bytes[start : start + block_bytes], extra_fields[index])
             keys.append(parent)
+    if count < len(_UNPACKERS):
+        return _UNPACKERS[count](b"".join(keys))
     return struct.unpack(f">{count}Q", b"".join(keys))

@@ -10,7 +10,7 @@ Token ids are held here in memory only; a checkpoint leaves them out on purpose.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evenhand.worker.engine_events import EngineHash
 from evenhand.worker.holdings import Lane
@@ -28,7 +28,7 @@ class Chain:
     token_bytes: bytes
     extra_fields: Sequence[tuple[bytes, ...]] | None
     """Byte fields of each block; None where no block has any."""
-    gone: set[EngineHash] | None = None
+    gone: set[EngineHash] = field(default_factory=set)
     """Names removed while the store waited."""
 
 
@@ -76,8 +76,7 @@ class WaitingStores:
         stores = self._by_block.get((lane, name))
         if not stores:
             return False
-        chain = stores.pop().chain
-        chain.gone = (chain.gone or set()) | {name}
+        stores.pop().chain.gone.add(name)
         if not stores:
             del self._by_block[lane, name]
         return True
