@@ -54,7 +54,7 @@ class Client:
         """See ``AsyncClient``. Raises ``InvalidConfig``."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_on_loop_error)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="evenhand client", daemon=True)
+        self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="evenhand client", daemon=True)
         self._thread.start()
         self._closing = threading.Lock()
         self._closed = False
@@ -203,13 +203,6 @@ class Client:
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SLACK_S)
-        if not self._thread.is_alive():
-            pending = asyncio.all_tasks(self._loop)
-            for task in pending:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
 
 
 class BlockingAcquisition:
@@ -247,3 +240,18 @@ def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     if isinstance(context.get("exception"), BlockingIOError):
         return
     loop.default_exception_handler(context)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """The client's thread: run until stopped, then end what is left and close."""
+    loop.run_forever()
+
+    async def end_tasks() -> None:
+        left = asyncio.all_tasks(loop) - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    loop.run_until_complete(end_tasks())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
