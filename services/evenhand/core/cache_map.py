@@ -18,7 +18,9 @@ What this does not do: it knows no order of events, no gaps, no time. Sets are n
 reaches an output: what leaves is sorted, or in the order of the caller's keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import repeat
+from operator import itemgetter
 
 from evenhand.core.block_key import pack_keys, unpack_keys
 from evenhand.core.ids import Epoch, Seq, WorkerId
@@ -31,7 +33,27 @@ __all__ = ["TOMBSTONES_MAX", "CacheMap", "PrefixMatch", "WorkerCache"]
 TOMBSTONES_MAX = 4_096
 """Workers that left and are still remembered one by one."""
 
+INTERNED_MAX = 65_536
+"""Masks kept for sharing; beyond, the table starts anew."""
+
 TIERS = tuple(Tier)
+
+
+def _known_first(known: Container[int], keys: Sequence[int]) -> int:
+    """How many of the first ``keys`` are known, if those known are the first; otherwise any number near that.
+
+    A chain is known from its beginning, so bisection finds its end in a few probes; a hole only costs time.
+    """
+    low, high = 0, len(keys)
+    if not high or keys[-1] in known:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class WorkerCache:
@@ -80,7 +102,7 @@ class WorkerCache:
 class CacheMap:
     """The live map of any number of workers. One writer; look-ups see every change at once."""
 
-    __slots__ = ("_tombstones", "_workers", "epoch_floor", "holders", "refusals", "slots")
+    __slots__ = ("_interned", "_tombstones", "_workers", "epoch_floor", "holders", "refusals", "slots")
 
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
@@ -91,32 +113,27 @@ class CacheMap:
         """Workers that are not known at all are refused up to this epoch."""
         self.refusals: dict[WorkerId, int] = {}
         """Messages refused as old in a row, by worker; kept and bounded by ``core.fold``."""
+        self._interned: dict[int, int] = {}
+        """One object for equal masks, so that a look-up tells by identity where holders change."""
         self.slots = WorkerSlots()
         """Shared with whatever else speaks of the same workers in masks (``core.presence``)."""
 
     # Look-up
 
     def match(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
-        """Workers that hold at least the first of ``keys``, sorted by worker id, with how many they hold."""
-        if not keys:
-            return ()
+        """Workers that hold at least the first of ``keys``, with how many they hold without a hole.
+
+        Deepest first, then by worker id.
+        """
         holders = self.holders
-        mask = holders.get(keys[0], 0)
-        dropped = []
-        depth = 0
-        for holding in map(holders.get, keys):
-            if holding is None:
-                break
-            left = mask & holding
-            if left != mask:
-                dropped.append((mask ^ left, depth))
-                mask = left
-                if not mask:
-                    break
-            depth += 1
-        if mask:
-            dropped.append((mask, depth))
-        return self.slots.matches(dropped)
+        known = _known_first(holders, keys)
+        if not known:
+            return ()
+        try:
+            masks = itemgetter(*keys[:known])(holders) if known > 1 else (holders[keys[0]],)
+        except KeyError:  # a hole that no worker fills
+            masks = tuple(map(holders.get, keys, repeat(0)))
+        return self.slots.matches(masks)
 
     def holds_all(self, worker_id: WorkerId, keys: Sequence[int]) -> bool:
         """Whether the worker holds every one of ``keys``, on whatever tier."""
@@ -187,11 +204,17 @@ class CacheMap:
         if len(held) - count_before != len(keys):
             keys = tuple(dict.fromkeys(keys))
         holders, bit = self.holders, cache.bit
-        mask_or_bit = holders.setdefault
+        mask_or_bit, interned = holders.setdefault, self._interned
+        before, after = None, 0
         for key in keys:
             mask = mask_or_bit(key, bit)
             if mask is not bit:
-                holders[key] = mask | bit
+                if mask is not before:
+                    before, after = mask, mask | bit
+                    after = interned.setdefault(after, after)
+                holders[key] = after
+        if len(interned) > INTERNED_MAX:
+            interned.clear()
         return keys
 
     def remove(self, cache: WorkerCache, tier: Tier, keys: Sequence[int]) -> Sequence[int]:
@@ -207,13 +230,19 @@ class CacheMap:
         for other in cache.held:
             if other and other is not held and not other.isdisjoint(gone):
                 gone = [key for key in gone if key not in other]
-        holders, bit = self.holders, cache.bit
+        holders, bit, interned = self.holders, cache.bit, self._interned
+        before, after = None, 0
         for key in gone:
             mask = holders[key]
-            if mask == bit:
-                del holders[key]
+            if mask is not before:
+                before, after = mask, mask ^ bit
+                after = interned.setdefault(after, after)
+            if after:
+                holders[key] = after
             else:
-                holders[key] = mask ^ bit
+                del holders[key]
+        if len(interned) > INTERNED_MAX:
+            interned.clear()
         return keys
 
     def clear(self, cache: WorkerCache) -> None:

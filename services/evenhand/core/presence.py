@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from itertools import repeat
+from operator import or_
 
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.facts import WorkerSpec
@@ -118,27 +119,12 @@ class Presence:
     # Look-up
 
     def match(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
-        """Workers taken to hold at least the first of ``keys``, sorted by worker id, with how many."""
-        marks = self._marks
-        if not marks:
+        """Workers taken to hold at least the first of ``keys``, and how many: deepest first, then by worker id."""
+        marks, holders = self._marks, self._map.holders
+        if not marks or marks.keys().isdisjoint(keys):
             return self._map.match(keys)
-        if not keys:
-            return ()
-        holders = self._map.holders
-        mask = holders.get(keys[0], 0) | marks.get(keys[0], 0)
-        dropped = []
-        depth = 0
-        for holding, marked in zip(map(holders.get, keys, _NOBODY), map(marks.get, keys, _NOBODY), strict=False):
-            left = mask & (holding | marked)
-            if left != mask:
-                dropped.append((mask ^ left, depth))
-                mask = left
-            if not mask:
-                break
-            depth += 1
-        if mask:
-            dropped.append((mask, depth))
-        return self._map.slots.matches(dropped)
+        held, assumed = map(holders.get, keys, _NOBODY), map(marks.get, keys, _NOBODY)
+        return self._map.slots.matches(tuple(map(or_, held, assumed)))
 
     def match_map_only(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
         """As ``match``, by the map alone."""

@@ -3,11 +3,11 @@
 import gc
 import random
 import tracemalloc
-from itertools import pairwise
 
 import pytest
 
 from evenhand.core import cache_map as cache_map_module
+from evenhand.core import slots as slots_module
 from evenhand.core.block_key import pack_keys
 from evenhand.core.cache_map import CacheMap, PrefixMatch
 from evenhand.core.ids import Epoch, Seq, WorkerId
@@ -29,11 +29,26 @@ def with_workers(**held: tuple[int, ...]) -> CacheMap:
     return cache_map
 
 
-def test_look_up_gives_each_holder_its_depth_sorted_by_worker() -> None:
-    cache_map = with_workers(c=(1, 2, 3, 4), a=(1, 2), b=(2, 3, 4), d=(1, 3, 4))
-    assert cache_map.match((1, 2, 3, 4)) == (PrefixMatch(A, 2), PrefixMatch(C, 4), PrefixMatch(WorkerId("d"), 1))
-    assert cache_map.match((1, 2, 3, 4, 5, 6)) == cache_map.match((1, 2, 3, 4))
-    assert cache_map.match(()) == cache_map.match((9, 1)) == ()
+def test_look_up_gives_each_holder_its_depth_deepest_first_then_by_worker() -> None:
+    cache_map = with_workers(c=(1, 2, 3, 4), a=(1, 2), b=(2, 3, 4), d=(1, 3, 4), B=(1, 2))
+    found = (PrefixMatch(C, 4), PrefixMatch(WorkerId("B"), 2), PrefixMatch(A, 2), PrefixMatch(WorkerId("d"), 1))
+    assert cache_map.match((1, 2, 3, 4)) == found
+    assert cache_map.match((1, 2, 3, 4, 5, 6)) == cache_map.match([1, 2, 3, 4]) == found
+    assert cache_map.match((1,)) == tuple(sorted(PrefixMatch(match.worker_id, 1) for match in found))
+    assert (
+        cache_map.match(()) == cache_map.match((9,)) == cache_map.match((9, 1)) == cache_map.match((9, 8, 7)) == ()
+    )
+
+
+@pytest.mark.parametrize("missing", range(1, 8))
+def test_a_key_that_nobody_holds_ends_every_match(missing: int) -> None:
+    """Wherever the hole lies, and whatever lies beyond it."""
+    keys = tuple(range(1, 8))
+    for beyond in range(8):
+        held = [key for key in keys if key != missing and key <= beyond]
+        cache_map = with_workers(a=tuple(held), b=(1,))
+        depth = next((index for index, key in enumerate(keys) if key not in held), 7)
+        assert dict(cache_map.match(keys)) == {B: 1} | ({A: depth} if depth else {})
 
 
 def test_a_hole_ends_the_match() -> None:
@@ -168,11 +183,43 @@ def test_slots_are_given_again_only_when_all_let_go() -> None:
     assert slots.bit_of(A) == 0
     assert slots.acquire(WorkerId("d")) == 1
     assert (len(slots), slots.width) == (3, 3)
-    assert slots.matches([(0b101, 7), (0b010, 1)]) == (
-        PrefixMatch(B, 1),
-        PrefixMatch(C, 7),
-        PrefixMatch(WorkerId("d"), 7),
-    )
+    matches = (PrefixMatch(C, 2), PrefixMatch(WorkerId("d"), 2), PrefixMatch(B, 1))
+    assert slots.matches((0b111, 0b101)) == matches == slots.matches((0b111, 0b101))
+    slots.release(C)
+    assert slots.acquire(WorkerId("a")) == 4
+    assert slots.matches((0b111, 0b101))[0] == PrefixMatch(A, 2), "answers do not outlive the meaning of a slot"
+
+
+def test_remembered_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "ANSWERED_MASKS_MAX", 100)
+    cache_map = with_workers(**{f"w{number}": tuple(range(number)) for number in range(1, 20)})
+    for _ in range(3):
+        for depth in range(19):
+            keys = tuple(range(depth))
+            assert [match.blocks for match in cache_map.match(keys)] == sorted(
+                (min(depth, number) for number in range(1, 20) if depth), reverse=True
+            )
+            assert sum(len(masks) + 1 for masks in cache_map.slots._answers) <= 100
+
+
+def test_shared_masks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_map_module, "INTERNED_MAX", 3)
+    cache_map = with_workers(**{f"w{number}": tuple(range(number)) for number in range(1, 20)})
+    assert len(cache_map._interned) <= 3
+    assert [match.blocks for match in cache_map.match(tuple(range(19)))] == list(range(19, 0, -1))
+    for worker_id in cache_map.worker_ids():
+        cache_map.forget(worker_id)
+        assert len(cache_map._interned) <= 3
+
+
+def test_a_match_deeper_than_those_made_beforehand() -> None:
+    keys = tuple(range(1_000))
+    cache_map = with_workers(a=keys, b=keys[: slots_module.MATCHES_MADE], c=keys[: slots_module.MATCHES_MADE - 1])
+    assert dict(cache_map.match(keys)) == {
+        A: 1_000,
+        B: slots_module.MATCHES_MADE,
+        C: slots_module.MATCHES_MADE - 1,
+    }
 
 
 def test_a_worker_in_anothers_old_slot_inherits_nothing() -> None:
@@ -187,8 +234,8 @@ def test_a_worker_in_anothers_old_slot_inherits_nothing() -> None:
 def test_hundreds_of_workers_have_their_own_bits() -> None:
     cache_map = with_workers(**{f"w{number:03d}": tuple(range(number % 5 + 1)) for number in range(300)})
     matches = cache_map.match(tuple(range(5)))
-    assert [match.blocks for match in matches] == [number % 5 + 1 for number in range(300)]
-    assert all(one.worker_id < other.worker_id for one, other in pairwise(matches))
+    expected = [(-(number % 5 + 1), f"w{number:03d}") for number in range(300)]
+    assert [(-match.blocks, match.worker_id) for match in matches] == sorted(expected)
 
 
 def test_memory_returns_after_churn_of_blocks_and_workers() -> None:
