@@ -235,6 +235,9 @@ class EmbeddedDatabase:
         password_file.touch(mode=0o600)
         password_file.write_text(secrets.token_urlsafe(24))
         reader, writer = os.pipe()
+        if self._account.uid is not None:
+            # Opening /dev/fd/N opens the pipe anew, as the server's account.
+            os.fchown(reader, self._account.uid, self._account.gid or 0)
         os.write(writer, password_file.read_bytes() + b"\n")
         os.close(writer)
         arguments = [str(binaries / "initdb"), f"--pgdata={cluster}", "--username=postgres", "--encoding=UTF8"]

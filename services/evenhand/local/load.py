@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from evenhand.client import EvenhandClientError
+from evenhand.client import ClientError
 from evenhand.local.accounting import Ledger
 from evenhand.local.routers import Placement, Router
 from evenhand.local.workload import Arrival
@@ -83,7 +83,7 @@ class LoadRun:
                     self._book(arrival, placement)
             account.finished += 1
             account.finished_cost += self._cost_of(placement)
-        except (EvenhandClientError, aiohttp.ClientError, TimeoutError) as error:
+        except (ClientError, aiohttp.ClientError, TimeoutError) as error:
             account.failed += 1
             log.info("request failed", tenant=arrival.tenant, number=number, error=str(error))
         finally:

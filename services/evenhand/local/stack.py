@@ -172,7 +172,8 @@ class Stack:
     def _service(self, name: str, path: str, port: int, *arguments: str) -> Service:
         assert self._http is not None, "the stack is not started"
         self.metrics_ports[name] = port
-        common = ("--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", "--metrics-port", str(port))
+        pages = ("--listen", f"{HOST}:{port}") if name == "state" else ("--metrics-port", str(port))
+        common = ("--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", *pages)
         process = ManagedProcess(name, evenhand(*arguments, *common), self.logs / f"{name}.log")
         return Service(process, http_ready(self._http, f"http://{HOST}:{port}{path}"))
 
@@ -183,7 +184,7 @@ class Stack:
         host, _, port = self.config.listen.rpartition(":")
         self.scheduler_address = f"{host}:{int(port) or free_port()}"
         secret_file = self.config.data_dir / "master.secret"
-        arguments = (
+        arguments: tuple[str, ...] = (
             "scheduler", "--pool", self.config.pool, "--listen", self.scheduler_address,
             "--dsn", self.database.dsn, "--secret-file", str(secret_file),
         )  # fmt: skip
@@ -194,7 +195,7 @@ class Stack:
     def _edge(self, worker: StackWorker) -> Service:
         checkpoint = self.config.data_dir / "edges" / f"{worker.name.replace('/', '_')}.checkpoint"
         checkpoint.parent.mkdir(exist_ok=True)
-        arguments = (
+        arguments: tuple[str, ...] = (
             "worker-edge", "--worker-id", worker.name, "--pool", self.config.pool, "--address", worker.address,
             "--checkpoint", str(checkpoint),
         )  # fmt: skip

@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evenhand.core.errors import InvalidConfig
+from evenhand.postgres.seed import SeedApiKey, SeedFile, SeedTenant
 
 WORKERS_MAX = 1_024
 ZMQ_ENDPOINT = r"^(tcp://[^/\s]+:\d+|ipc://.+)?$"
@@ -52,21 +53,12 @@ class StackWorker(_Strict):
         return self
 
 
-class StackTenant(_Strict):
-    """One tenant of the seed."""
-
-    tenant_id: Annotated[str, Field(min_length=1, max_length=200)]
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    concurrency_max: Annotated[int, Field(ge=0)] = 0
-    cache_domain: str = ""
-
-
 class StackFile(_Strict):
     """Everything ``evenhand up`` needs to know."""
 
     pool: Annotated[str, Field(min_length=1, max_length=200)] = "default"
     workers: Annotated[tuple[StackWorker, ...], Field(min_length=1, max_length=WORKERS_MAX)]
-    tenants: Annotated[tuple[StackTenant, ...], Field(min_length=1)] = (StackTenant(tenant_id="default"),)
+    tenants: Annotated[tuple[SeedTenant, ...], Field(min_length=1)] = (SeedTenant(tenant_id="default"),)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -78,6 +70,11 @@ class StackFile(_Strict):
             if twice:
                 raise ValueError(f"{what} {twice[0]} is named twice")
         return self
+
+    def seed(self) -> SeedFile:
+        """Tenants, and one API key for each; a tenant's principal is named after it."""
+        keys = [SeedApiKey(principal=tenant.tenant_id, tenants=[tenant.tenant_id]) for tenant in self.tenants]
+        return SeedFile(tenants=list(self.tenants), api_keys=keys)
 
 
 def parse_stack(data: object, source: str) -> StackFile:

@@ -1,0 +1,145 @@
+"""``evenhand up``: the stack for the user's own engines, until it is stopped.
+
+::
+
+    evenhand up --worker http://gpu-1:8000 --kv-events tcp://gpu-1:5557 \\
+                --worker http://gpu-2:8000 --kv-events tcp://gpu-2:5557
+    evenhand up --file stack.yaml
+
+Each ``--kv-events`` and ``--replay`` belongs to the ``--worker`` before it. What is kept lies in ``--data-dir``;
+each tenant's API key is made at the first start and kept there in ``api_keys.json``, readable by its owner alone.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evenhand.core.errors import InvalidConfig
+from evenhand.local.stack import Stack, StackConfig, keys_by_principal, require_free
+from evenhand.local.stack_file import StackFile, load_stack, parse_stack
+from evenhand.logs import configure_logs
+
+DATA_DIR_DEFAULT = Path("~/.local/share/evenhand")
+LISTEN_DEFAULT = "127.0.0.1:7070"
+
+
+class _AppendWorker(argparse.Action):
+    """Begins a worker at ``--worker`` and gives it the endpoints that follow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:  # fmt: skip # noqa: E501
+        workers = namespace.workers = list(namespace.workers or [])
+        if self.const == "address":
+            workers.append({"address": value})
+        elif not workers:
+            parser.error(f"{option} {value} stands before the --worker that it belongs to")
+        else:
+            workers[-1] = {**workers[-1], self.const: value}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; every option is explained by --help."""
+    options = argparse.ArgumentParser(
+        prog="evenhand up", description="Start broker, database and services for your own engines."
+    )
+    for option, key, text in (
+        ("--worker", "address", "http://HOST:PORT of an engine; repeat for each"),
+        ("--kv-events", "kv_events", "tcp://HOST:PORT of the events of the --worker before it"),
+        ("--replay", "replay", "tcp://HOST:PORT of the replay socket of the --worker before it"),
+    ):
+        options.add_argument(option, dest="workers", action=_AppendWorker, const=key, metavar="URL", help=text)
+    options.add_argument("--file", type=Path, help="a YAML file in place of --worker: pool, workers, tenants")
+    options.add_argument("--pool", default="default", help="the pool's name, with --worker (default: %(default)s)")
+    options.add_argument(
+        "--listen", default=LISTEN_DEFAULT, help="HOST:PORT of the scheduler (default: %(default)s)"
+    )
+    options.add_argument(
+        "--data-dir", type=Path, default=DATA_DIR_DEFAULT, help="what is kept (default: %(default)s)"
+    )
+    return options
+
+
+def stack_of(arguments: argparse.Namespace) -> StackFile:
+    """The stack asked for; raises ``InvalidConfig`` with one sentence."""
+    if bool(arguments.file) == bool(arguments.workers):
+        raise InvalidConfig("Name your engines with --worker, or with --file, but not with both.")
+    if arguments.file:
+        return load_stack(arguments.file)
+    return parse_stack({"pool": arguments.pool, "workers": arguments.workers}, "The command line")
+
+
+def remember_keys(data_dir: Path, fresh: dict[str, str]) -> dict[str, str]:
+    """Every tenant's API key, those made just now included, kept in a file of mode 0600."""
+    path = data_dir / "api_keys.json"
+    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    if fresh:
+        known |= fresh
+        scratch = path.with_suffix(".tmp")
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(known, file, indent=2)
+        scratch.replace(path)
+    return known
+
+
+def show_addresses(console: Console, stack: Stack, keys: dict[str, str]) -> None:
+    """Everything a user needs to connect."""
+    console.print(f"scheduler   {stack.scheduler_address}   pool {stack.config.pool}")
+    console.print(f"status      http://127.0.0.1:{stack.metrics_ports['scheduler']}/status")
+    console.print(f"kafka       {stack.broker.bootstrap}   (embedded, in memory)")
+    console.print(f"postgres    {stack.database.dsn}", soft_wrap=True)
+    console.print(f"logs        {stack.logs}")
+    for tenant, key in keys.items():
+        console.print(
+            f"tenant      {tenant}   EVENHAND_ADDRESS={stack.scheduler_address} EVENHAND_API_KEY={key}",
+            soft_wrap=True,
+        )
+    console.print("Ctrl-C stops everything.")
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Run until SIGINT or SIGTERM."""
+    file = stack_of(arguments)
+    require_free(arguments.listen)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    data_dir = arguments.data_dir.expanduser().absolute()
+    config = StackConfig(data_dir, file.pool, file.seed(), file.workers, listen=arguments.listen)
+    console = Console()
+    console.print("starting …")
+    serving = asyncio.create_task(_serve(config, console))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        console.print("stopping …")
+        serving.cancel()
+    stopping.cancel()
+    result, _ = await asyncio.gather(serving, stopping, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result
+    return 0
+
+
+async def _serve(config: StackConfig, console: Console) -> None:
+    async with Stack(config) as stack:
+        show_addresses(console, stack, remember_keys(config.data_dir, keys_by_principal(stack.generated_keys)))
+        await asyncio.Event().wait()
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command's entry; a fault reaches the caller as one sentence."""
+    arguments = parser().parse_args(argv)
+    configure_logs("up", "console", "warning")
+    return asyncio.run(run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
