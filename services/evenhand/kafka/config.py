@@ -84,6 +84,12 @@ class KafkaConfig:
                      "verify_silence_ms", "probe_idle_ms", "reconnect_wait_ms_min"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"The Kafka setting {name} must be at least 1, not {getattr(self, name)}.")
+        if self.replication_factor != -1 and self.replication_factor < 1:
+            raise InvalidConfig(
+                f"The Kafka setting replication_factor must be −1 or at least 1, not {self.replication_factor}."
+            )
+        if self.reconnect_wait_ms_max < self.reconnect_wait_ms_min:
+            raise InvalidConfig("The Kafka setting reconnect_wait_ms_max must not be below reconnect_wait_ms_min.")
         if self.fetch_wait_ms_max >= self.request_timeout_ms:
             raise InvalidConfig("The Kafka setting fetch_wait_ms_max must be below request_timeout_ms.")
         if self.security_protocol.value.startswith("SASL") and not (self.sasl_username and self.sasl_password):

@@ -42,7 +42,10 @@ async def _create(admin: AIOKafkaAdminClient, config: KafkaConfig, topic: str) -
         "retention.ms": str(RETENTION_MS.get(topic, RETENTION_DEFAULT_MS)),
         "segment.ms": str(SEGMENT_MS),
     }
-    wanted = NewTopic(topic, config.partitions, config.replication_factor, topic_configs=settings)
+    wanted = NewTopic(topic, config.partitions, 1, topic_configs=settings)
+    wanted.replication_factor = config.replication_factor  # the constructor refuses -1, the broker knows it
+    if admin._client.cluster.controller is None:
+        return "the cluster has no controller"
     try:
         response: Any = await admin.create_topics([wanted])
     except KafkaError as error:  # the broker may not offer creation at all, and still have the topic
