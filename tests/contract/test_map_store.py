@@ -291,8 +291,11 @@ async def test_unpack_keys_of_sql_equals_the_core(database: Database) -> None:
     assert empty == []
 
 
-async def test_an_unknown_table_is_a_schema_fault(postgres_empty_dsn: str) -> None:
+async def test_an_unknown_schema_is_refused(postgres_empty_dsn: str) -> None:
     async with await Database.open(DatabaseConfig(postgres_empty_dsn, "test")) as database:
-        with pytest.raises(SchemaMismatch) as caught:
-            await PostgresMapStore(database, PARTITIONS).load()
+        store = PostgresMapStore(database, PARTITIONS)
+        with pytest.raises(SchemaMismatch, match="has no Evenhand schema: run evenhand migrate"):
+            await store.load()
+        with pytest.raises(SchemaMismatch, match="The database's schema is not this build's") as caught:
+            await store.positions()
     assert isinstance(caught.value.__cause__, asyncpg.UndefinedTableError)

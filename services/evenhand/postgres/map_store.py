@@ -9,7 +9,7 @@ What always holds:
 - Deltas and positions are one transaction. It begins by demanding the positions it was made from, whose rows stay
   locked until it ends; a second writer finds another position and is ``Fenced``.
 - A key is in at most one delta of a worker and commit (its last word), and a replaced worker is a snapshot.
-- ``load`` sees one moment: a repeatable-read snapshot of all tables.
+- ``load`` sees one moment: a repeatable-read snapshot of all tables, of exactly this build's schema.
 - A topic whose partition count changed is refused, because workers would have moved between partitions.
 
 If ``commit`` raises ``Unavailable``, the server may have committed all the same: compare ``positions`` with the
@@ -26,6 +26,7 @@ from evenhand.core.ids import Epoch, Seq, WorkerId
 from evenhand.core.kv import Cleared, Removed, Stored, Tier, WorkerAnnounced, WorkerPosition
 from evenhand.ports import KV_TOPIC, LogPosition, MapCommit, MapStore, StoredMap, StoredWorker, WorkerDelta
 from evenhand.postgres.database import Database
+from evenhand.postgres.migrate import require_schema
 from evenhand.wire.kv_codec import decode_kv_message, encode_kv_message
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class PostgresMapStore(MapStore):
 
     async def load(self) -> StoredMap:
         async with self._database.transaction(snapshot=True) as connection:
+            await require_schema(connection)
             positions = await self._positions(connection)
             workers = await connection.fetch(LOAD_WORKERS)
             snapshots = await connection.fetch(LOAD_SNAPSHOTS)

@@ -1,0 +1,105 @@
+"""``evenhand state``: the state service as a process.
+
+The composition root: settings from options, one object of each kind, signals to ``stop``. The schema is checked
+before anything is read; a database without it, or with one this build does not know, ends the start. ``evenhand``
+exits with 0 after SIGTERM or SIGINT and with 1 for a fault, told in one sentence on standard error.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import uvloop
+
+from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
+from evenhand.logs import configure_logs, get_logger
+from evenhand.postgres.database import Database, DatabaseConfig
+from evenhand.postgres.directory import PostgresDirectory
+from evenhand.postgres.map_store import PostgresMapStore
+from evenhand.state.config import ListenAddress, StateConfig
+from evenhand.state.fault import FaultPoint
+from evenhand.state.metrics import StateMetrics
+from evenhand.state.pages import Pages
+from evenhand.state.service import StateService
+
+_log = get_logger("state")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    database: DatabaseConfig
+    kafka: KafkaConfig
+    state: StateConfig
+    listen: ListenAddress | None
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options of the command line; ends the process with usage and code 2 where they make no sense."""
+    defaults = StateConfig()
+    parser = argparse.ArgumentParser(
+        prog="evenhand state", description="Fold cache events from Kafka into the map in Postgres, exactly once."
+    )
+    parser.add_argument("--dsn", default=os.environ.get("EVENHAND_DSN"), help="the database (or EVENHAND_DSN)")
+    parser.add_argument(
+        "--kafka", default=os.environ.get("EVENHAND_KAFKA"), help="HOST:PORT of Kafka (or EVENHAND_KAFKA)"
+    )
+    parser.add_argument("--kafka-profile", default="production", help="production (default) or embedded")
+    parser.add_argument("--listen", help="HOST:PORT on loopback for /health, /ready and /metrics; default: none")
+    parser.add_argument("--group-ms", type=int, default=defaults.group_ms_max, help="longest wait of a change")
+    parser.add_argument("--start-ms", type=int, default=defaults.start_ms_max, help="longest wait at the start")
+    parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    arguments = parser.parse_args(argv)
+    for name in ("dsn", "kafka"):
+        if not getattr(arguments, name):
+            parser.error(f"--{name} is needed")
+    configure_logs("state", arguments.log_format, arguments.log_level)
+    return Options(
+        database=DatabaseConfig(arguments.dsn, "state"),
+        kafka=KafkaConfig.of(arguments.kafka_profile, arguments.kafka),
+        state=StateConfig(group_ms_max=arguments.group_ms, start_ms_max=arguments.start_ms),
+        listen=ListenAddress.parse(arguments.listen) if arguments.listen else None,
+    )
+
+
+async def serve(options: Options) -> None:
+    """Run until SIGTERM or SIGINT; raises what ends the service."""
+    fault_point = FaultPoint(os.environ)
+    metrics = StateMetrics()
+    reader, writer = KafkaLogReader(options.kafka), KafkaLogWriter(options.kafka)
+    async with await Database.open(options.database) as database:
+        service = StateService(
+            options.state,
+            lambda partition_count: PostgresMapStore(database, partition_count, fault_point=fault_point),
+            PostgresDirectory(database),
+            reader,
+            writer,
+            metrics,
+        )
+        pages = Pages(options.listen, service.metrics_page, service.not_ready) if options.listen else None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stop)
+        try:
+            if pages is not None:
+                await pages.start()
+                _log.info("pages are served", address=pages.address)
+            await service.run()
+        finally:
+            await reader.close()
+            await writer.close()
+            if pages is not None:
+                await pages.stop()
+
+
+def main(argv: Sequence[str]) -> int:
+    """``evenhand state …``; faults with a name are told by the caller in one sentence."""
+    options = parse(argv)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(options))
+    return 0
