@@ -23,11 +23,11 @@ check: $(VENV)/.dev  ## Lint, types, layers, schemas, drift
 	bash .ci/check $(BIN)
 
 lock: $(VENV)/.dev  ## Lock the dependencies again, with hashes and without naming an index
-	$(BIN)/python -m pip --disable-pip-version-check --quiet install uv
-	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --no-header \
-	  --generate-hashes --no-emit-index-url --extra embedded -o requirements.txt
-	$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --no-header \
-	  --generate-hashes --no-emit-index-url --extra dev -o requirements-dev.txt
+	$(PIP) install uv
+	for pair in server:requirements-server.txt embedded:requirements.txt dev:requirements-dev.txt; do \
+	  $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --no-header \
+	    --generate-hashes --no-emit-index-url --extra $${pair%%:*} -o $${pair##*:}; \
+	done
 
 generate: $(VENV)/.dev  ## Generate the wire code from the schemas
 	$(BIN)/python schemas/generate.py

@@ -42,7 +42,9 @@ def usage() -> str:
     """The help page."""
     width = max(len(command.name) for command in COMMANDS)
     lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
-    return "\n".join(["usage: evenhand COMMAND [OPTIONS]", "", *lines, "", "evenhand COMMAND --help explains one."])
+    return "\n".join(
+        ["usage: evenhand COMMAND [OPTIONS]", "", *lines, "", "evenhand COMMAND --help explains one."]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
