@@ -259,7 +259,7 @@ class Engine:
 
     def _decode(self, step: _Step) -> None:
         """Let the decoding requests whose turn it is enter a block, fill one, or end."""
-        due, now, block_size = self._due, self._decode_step, self.limits.block_size
+        due, pool, now, block_size = self._due, self.pool, self._decode_step, self.limits.block_size
         while due and due[0][0] <= now:
             _at, admission, request = heappop(due)
             if request.admission != admission:
@@ -267,12 +267,12 @@ class Engine:
             elapsed = now - request.decoding_since
             computed = request.computed_tokens + elapsed
             block, offset = divmod(computed, block_size)
-            if offset == 0:
-                if not self._make_room(request, 1):
+            if not offset:
+                if not pool.free_blocks and not self._make_room(request, 1):
                     continue
-                request.block_ids += self.pool.allocate(1)
+                request.block_ids += pool.allocate(1)
             if offset == block_size - 1 and block < request.content.nameable_blocks:
-                self.pool.store(request.content, request.block_ids, block, block + 1)
+                pool.store(request.content, request.block_ids, block, block + 1)
                 request.stored_blocks = block + 1
             output_tokens = request.output_tokens + elapsed + 1
             if output_tokens == request.output_tokens_max:
@@ -376,10 +376,13 @@ class Engine:
         """Queue the next step, from ``at`` on, in which the request enters a block, fills one, or ends."""
         block_size = self.limits.block_size
         block, offset = divmod(computed, block_size)
-        wait = min((block_size - offset) % block_size, request.output_tokens_max - output_tokens - 1)
-        if block < request.content.nameable_blocks:
-            wait = min(wait, block_size - 1 - offset)
-        heappush(self._due, (at + wait, request.admission, request))
+        wait = block_size - 1 - offset
+        if block >= request.content.nameable_blocks:
+            wait += 1
+        if not offset:
+            wait = 0
+        left = request.output_tokens_max - output_tokens - 1
+        heappush(self._due, (at + min(left, wait), request.admission, request))
 
     def _make_room(self, request: EngineRequest, blocks: int) -> bool:
         """Preempt the latest admitted until ``blocks`` are free. False if that hit ``request`` itself."""

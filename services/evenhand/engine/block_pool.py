@@ -116,17 +116,25 @@ class BlockPool:
     def allocate(self, count: int) -> list[BlockId]:
         """Take ``count <= free_blocks`` blocks from the front of the queue; their names are evicted."""
         assert count <= len(self._free), "the caller checks room before it allocates"
-        references, name_of, pop = self._references, self._name_of, self._free.popitem
+        references, name_of, copies = self._references, self._name_of, self._copies
+        pop = self._free.popitem
         taken: list[BlockId] = []
         evicted: list[EngineHash] = []
         for _ in range(count):
-            block_id, _none = pop(last=False)
+            block_id, _none = pop(False)
             references[block_id] = 1
-            name = name_of[block_id]
-            if name is not None:
-                self._forget(name, block_id)
-                evicted.append(name)
             taken.append(block_id)
+            name = name_of[block_id]
+            if name is None:
+                continue
+            name_of[block_id] = None
+            evicted.append(name)
+            entry = copies[name]
+            if not isinstance(entry, int):
+                del entry[block_id]
+                if entry:
+                    continue
+            del copies[name]
         if evicted and self.emit_events:
             if self.coalesce_removals:
                 self._events.append(BlockRemoved(tuple(evicted)))
@@ -138,17 +146,15 @@ class BlockPool:
     def store(self, content: Content, block_ids: Sequence[BlockId], first: int, last: int) -> None:
         """Make blocks ``first`` to ``last`` (exclusive) of a request findable; they must be held and unnamed."""
         names, copies, name_of = content.names(last), self._copies, self._name_of
-        for index in range(first, last):
-            name, block_id = names[index], block_ids[index]
+        for name, block_id in zip(names[first:last], block_ids[first:last], strict=True):
             assert name_of[block_id] is None, "a named block is never stored again"
             name_of[block_id] = name
-            entry = copies.get(name)
-            if entry is None:
-                copies[name] = block_id
-            elif isinstance(entry, int):
-                copies[name] = {entry: None, block_id: None}
-            else:
-                entry[block_id] = None
+            entry = copies.setdefault(name, block_id)
+            if entry != block_id:
+                if isinstance(entry, int):
+                    copies[name] = {entry: None, block_id: None}
+                else:
+                    entry[block_id] = None
         if self.emit_events:
             self._events.append(content.stored(first, last))
         self.version += 1
@@ -163,9 +169,10 @@ class BlockPool:
         references, name_of, free = self._references, self._name_of, self._free
         unnamed: list[BlockId] = []
         for block_id in reversed(block_ids):
-            references[block_id] -= 1
-            if references[block_id]:
-                assert references[block_id] > 0, "a block is freed as often as it was held"
+            left = references[block_id] - 1
+            references[block_id] = left
+            if left:
+                assert left > 0, "a block is freed as often as it was held"
                 continue
             free[block_id] = None
             if name_of[block_id] is None:
@@ -200,14 +207,3 @@ class BlockPool:
     def eviction_order(self) -> tuple[BlockId, ...]:
         """The free queue, next to be taken first. For tests; costs the whole queue."""
         return tuple(self._free)
-
-    def _forget(self, name: EngineHash, block_id: BlockId) -> None:
-        self._name_of[block_id] = None
-        entry = self._copies[name]
-        if isinstance(entry, int):
-            assert entry == block_id, "a name leads to the blocks that carry it"
-            del self._copies[name]
-            return
-        del entry[block_id]
-        if not entry:
-            del self._copies[name]
