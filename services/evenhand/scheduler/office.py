@@ -8,6 +8,7 @@ was presumed beside it belongs to one term.
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import Enum
 
 from evenhand.core.errors import SchemaMismatch
 from evenhand.core.facts import SchedulerConfig
@@ -142,6 +143,8 @@ def _plain(value: object) -> object:
         return [_plain(inner) for inner in value]
     if isinstance(value, float):
         return value if value - value == 0.0 else None
+    if isinstance(value, Enum):
+        return _plain(value.value)
     if value is None or isinstance(value, str | int):
         return value
     return str(value)
