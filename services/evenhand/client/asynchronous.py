@@ -22,29 +22,16 @@ It does not speak to workers: that is the caller's client library.
 """
 
 import asyncio
-import logging
 import os
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from evenhand.client.calls import Calls
-from evenhand.client.errors import (
-    ClientClosed,
-    ClientError,
-    InvalidRequest,
-    TicketClosed,
-    UnknownTicket,
-    WorkerLost,
-)
-from evenhand.client.grant import (
-    Grant,
-    Outcome,
-    Settlement,
-    TicketState,
-    usage_message,
-)
+from evenhand.client.errors import ClientClosed, ClientError, InvalidRequest, WorkerLost
+from evenhand.client.grant import Grant, TicketState
+from evenhand.client.held import HeldTickets
+from evenhand.client.legs import Legs, outcome_of
 from evenhand.client.pool_view import PoolView, PoolViews, view_of
 from evenhand.client.prompt import Prompt, acquire_request, prompt_of
 from evenhand.client.session import SessionTransport
@@ -54,14 +41,6 @@ from evenhand.client.worker_loss import is_worker_loss
 from evenhand.wire.generated import scheduler_pb2 as pb
 
 T = TypeVar("T")
-
-LEAVE_S = 10.0
-"""How long the background tries to tell the scheduler that a request was given up."""
-RENEW_S_MIN = 0.05
-PROMPT_TOKENS_MAX = 2**32 - 1
-
-_log = logging.getLogger("evenhand.client")
-_log.addHandler(logging.NullHandler())
 
 
 class AsyncClient:
@@ -107,16 +86,19 @@ class AsyncClient:
             heartbeat_s=heartbeat_s,
         )
         self._loop = asyncio.get_running_loop()
-        self._grants: dict[str, Grant] = {}
         self._waiting: dict[int, pb.AcquireRequest] = {}
-        self._background: set[asyncio.Task[Any]] = set()
         self._views = PoolViews()
         self._closed = False
-        watch = Watch(self._ticket_ended, self._connection_lost, lambda: bool(self._grants))
+        watch = Watch(
+            ticket_ended=lambda ended: self._held.ticket_ended(ended),
+            connection_lost=lambda error: self._held.connection_lost(error),
+            anything_open=lambda: len(self._held) > 0,
+        )
         self._transport: Transport = (
             SessionTransport(self._settings, watch) if mode == "session" else UnaryTransport(self._settings)
         )
         self._calls = Calls(self._transport, self._settings.retry, len(self._settings.addresses))
+        self._held = HeldTickets(self._calls, renews=mode == "unary")
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,8 +175,6 @@ class AsyncClient:
         most ``legs_max`` legs; the last one's exception is raised, or ``WorkerLost``. Whatever ``call`` has handed
         on by then, it hands on again. ``request`` is what ``acquire`` takes; its ``timeout`` is for each leg.
         """
-        if legs_max < 1:
-            raise InvalidRequest(f"legs_max must be at least 1, not {legs_max}.")
         legs = Legs(request, legs_max)
         while True:
             acquisition = self.acquire(**legs.request)
@@ -212,19 +192,9 @@ class AsyncClient:
         if self._closed:
             return
         self._closed = True
-        for question in tuple(self._waiting.values()):
-            self.leave_in_background(question, None)
-        for grant in tuple(self._grants.values()):
-            self.settle_in_background(grant, Outcome.CANCELLED)
-        deadline = self._loop.time() + self._settings.close_wait_s
         try:
-            # The end of one task may start another (a settled leg whose request is given up), so look again.
-            while self._background and (left_s := deadline - self._loop.time()) > 0:
-                await asyncio.wait(self._background, timeout=left_s)
-                await asyncio.sleep(0)
+            await self._held.drain(tuple(self._waiting.values()), self._settings.close_wait_s)
         finally:
-            for task in tuple(self._background):
-                task.cancel()
             await self._transport.close()
 
     # What Acquisition needs of its client.
@@ -245,32 +215,26 @@ class AsyncClient:
                 self._views.forget(question.tenant)
             if self._has_closed() and isinstance(error, ClientError):
                 raise ClientClosed("The client was closed while a request waited.") from error
-            if not (isinstance(error, ClientError) and error.answered):
-                self.leave_in_background(question, None)
+            if not (isinstance(error, ClientError) and error.answered) and not self._waits_elsewhere(question):
+                self._held.leave(question, None)
             raise
         finally:
             del self._waiting[id(question)]
         grant = Grant(response)
         if self._has_closed():
-            self.leave_in_background(question, None)
+            self._held.leave(question, None)
             raise ClientClosed("The client was closed while a request waited.")
         self._views.seen_generation(question.tenant, response.salt_generation)
-        self._grants[grant.ticket] = grant
-        self._plan_renewal(grant)
+        self._held.hold(grant)
         return grant
 
-    def settle_in_background(self, grant: Grant, outcome: Outcome) -> "asyncio.Task[None]":
-        """Start telling the scheduler how the leg ended. Only once for a grant."""
-        self._grants.pop(grant.ticket, None)
-        if grant._timer is not None:
-            grant._timer.cancel()
-        return self._in_background(self._settle(grant, outcome), "settle")
-
-    def leave_in_background(self, question: pb.AcquireRequest, grant: Grant | None) -> None:
-        """Start telling the scheduler that the request, waiting or granted, is given up."""
-        self._in_background(self._leave(question, grant), "cancel")
-
     # Its own.
+
+    def _waits_elsewhere(self, question: pb.AcquireRequest) -> bool:
+        """Whether another block of this client waits under the same id; the request is then its own."""
+        key = (question.tenant, question.request_id)
+        others = (other for other in self._waiting.values() if other is not question)
+        return any((other.tenant, other.request_id) == key for other in others)
 
     def _has_closed(self) -> bool:
         return self._closed
@@ -308,107 +272,6 @@ class AsyncClient:
                 await asyncio.wait((calling,), timeout=self._settings.settle_wait_s)
             if calling.done() and not calling.cancelled():
                 calling.exception()  # the reason this leg ends is raised already
-
-    async def _settle(self, grant: Grant, outcome: Outcome) -> None:
-        if grant.state is TicketState.WORKER_LOST:
-            sentence = f"The leg was over before: {grant.end_sentence}"
-            grant._settlement = Settlement(Outcome.WORKER_LOST, False, sentence, request_continues=True)
-            return
-        question = pb.SettleRequest(
-            ticket=grant.ticket, outcome=outcome.value, usage=usage_message(grant.usage), ttft_ms=grant._ttft_ms
-        )
-        try:
-            reply = await self._calls.settle(question, self._loop.time() + max(1.0, grant.ttl_ms / 1000))
-        except ClientError as error:
-            # An earlier try of this very settlement may have arrived although its answer was lost.
-            delivered = isinstance(error, TicketClosed) and error.attempt > 1
-            grant._settlement = Settlement(outcome, delivered, "" if delivered else str(error))
-            if not delivered:
-                _log.warning("The ticket of request %s was not settled: %s", grant.request_id, error)
-        else:
-            grant._settlement = Settlement(
-                outcome, True, "", reply.correction, reply.attained_cost, reply.request_continues
-            )
-        grant._end(TicketState.CLOSED, "")
-
-    async def _leave(self, question: pb.AcquireRequest, grant: Grant | None) -> None:
-        cancel = pb.CancelRequest(
-            pool=question.pool,
-            tenant=question.tenant,
-            request_id=question.request_id,
-            usage=usage_message(grant.usage) if grant is not None else None,
-        )
-        try:
-            await self._calls.cancel(cancel, self._loop.time() + LEAVE_S)
-        except ClientError as error:
-            _log.warning("Request %s was given up, and the scheduler not told: %s", question.request_id, error)
-
-    def _plan_renewal(self, grant: Grant) -> None:
-        after_s = max(RENEW_S_MIN, (grant._response.renew_after_ms or grant.ttl_ms / 3) / 1000)
-        grant._timer = self._loop.call_later(after_s, self._renewal_due, grant)
-
-    def _renewal_due(self, grant: Grant) -> None:
-        # Over a live session the scheduler renews by itself; what was used is news to it all the same.
-        if self._settings.mode == "unary" or grant.usage != grant._usage_told:
-            self._renew_in_background(grant)
-        elif grant.state is TicketState.OPEN and not self._closed:
-            self._plan_renewal(grant)
-
-    def _renew_in_background(self, grant: Grant) -> None:
-        if grant._timer is not None:
-            grant._timer.cancel()
-        if grant._renewing:
-            grant._renew_again = True
-        elif grant.state is TicketState.OPEN and not self._closed:
-            grant._renewing = True
-            self._in_background(self._renew(grant), "renew")
-
-    async def _renew(self, grant: Grant) -> None:
-        try:
-            while True:
-                grant._renew_again = False
-                usage = grant.usage
-                question = pb.RenewRequest(ticket=grant.ticket, usage=usage_message(usage))
-                reply = await self._calls.renew(question, self._loop.time() + max(1.0, grant.ttl_ms / 1000))
-                if reply.state == pb.TICKET_STATE_WORKER_LOST:
-                    grant._end(TicketState.WORKER_LOST, "the scheduler said so when the ticket was renewed.")
-                    return
-                if reply.state == pb.TICKET_STATE_CLOSED:
-                    grant._end(TicketState.CLOSED, "The ticket had ended when it was renewed.")
-                    return
-                grant._usage_told = usage
-                if not grant._renew_again:
-                    break
-        except (UnknownTicket, TicketClosed) as error:
-            if grant.ticket in self._grants:
-                grant._end(TicketState.CLOSED, str(error))
-            return
-        except ClientError as error:
-            _log.warning("The ticket of request %s was not renewed: %s", grant.request_id, error)
-            if error.retried:
-                grant._end(TicketState.CLOSED, f"The ticket could not be renewed in its time to live: {error}")
-                return
-        finally:
-            grant._renewing = False
-        if grant.ticket in self._grants:
-            self._plan_renewal(grant)
-
-    def _ticket_ended(self, ended: pb.TicketEnded) -> None:
-        grant = self._grants.get(ended.ticket)
-        if grant is not None:
-            lost = ended.state == pb.TICKET_STATE_WORKER_LOST
-            grant._end(TicketState.WORKER_LOST if lost else TicketState.CLOSED, ended.sentence)
-
-    def _connection_lost(self, error: ClientError) -> None:
-        _log.info("The session broke with %d open tickets: %s", len(self._grants), error)
-        for grant in tuple(self._grants.values()):
-            self._renew_in_background(grant)
-
-    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work, name=f"evenhand {name}")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
 
 class Acquisition:
@@ -467,42 +330,11 @@ class Acquisition:
         if grant is None or self._left or self._client._closed:
             return None
         self._left = True
-        settling = self._client.settle_in_background(grant, outcome_of(grant, error))
+        settling = self._client._held.settle(grant, outcome_of(grant, error))
         settling.add_done_callback(lambda _: self._after_settling(grant))
         return settling
 
     def _after_settling(self, grant: Grant) -> None:
         settlement = grant.settlement
         if settlement is not None and settlement.request_continues and not self.keeps_request:
-            self._client.leave_in_background(self._question, grant)
-
-
-class Legs:
-    """The legs of one request in ``run``: what to ask for next, and whether to ask at all."""
-
-    def __init__(self, request: dict[str, Any], legs_max: int) -> None:
-        self.request = {"request_id": uuid.uuid4().hex, **request}
-        self._left = legs_max - 1
-
-    @property
-    def is_last(self) -> bool:
-        return self._left == 0
-
-    def another(self, grant: Grant | None, error: BaseException) -> bool:
-        """Whether the leg that ended in ``error`` is followed by another one."""
-        lost = grant is not None and (grant._worker_failed or grant.state is TicketState.WORKER_LOST)
-        if grant is None or not lost or self.is_last or not isinstance(error, Exception):
-            return False
-        self._left -= 1
-        excluded = (*self.request.get("excluded_workers", ()), grant.worker_id)
-        self.request = {**self.request, "excluded_workers": excluded}
-        return True
-
-
-def outcome_of(grant: Grant, error: BaseException | None) -> Outcome:
-    """How a leg ended whose block was left with ``error``."""
-    if grant._worker_failed:
-        return Outcome.WORKER_LOST
-    if error is None:
-        return Outcome.COMPLETED
-    return Outcome.FAILED if isinstance(error, Exception) else Outcome.CANCELLED
+            self._client._held.leave(self._question, grant)

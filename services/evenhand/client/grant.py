@@ -99,6 +99,7 @@ class Grant:
         # Kept by the client, in its loop:
         self._settlement: Settlement | None = None
         self._usage_told: Usage | None = None
+        self._alive_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._renewing = False
         self._renew_again = False

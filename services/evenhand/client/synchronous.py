@@ -19,9 +19,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from evenhand.client.asynchronous import Acquisition, AsyncClient, Legs
-from evenhand.client.errors import ClientClosed, DeadlineExceeded, InvalidRequest, WorkerLost
+from evenhand.client.asynchronous import Acquisition, AsyncClient
+from evenhand.client.errors import ClientClosed, DeadlineExceeded, WorkerLost
 from evenhand.client.grant import Grant
+from evenhand.client.legs import Legs
 from evenhand.client.pool_view import PoolView
 from evenhand.client.settings import Mode, RetryPolicy
 from evenhand.client.worker_loss import is_worker_loss
@@ -147,8 +148,6 @@ class Client:
 
         See ``AsyncClient.run``; here ``call`` is not interrupted where only the scheduler knows of the loss.
         """
-        if legs_max < 1:
-            raise InvalidRequest(f"legs_max must be at least 1, not {legs_max}.")
         legs = Legs(request, legs_max)
         while True:
             block = self.acquire(**legs.request)

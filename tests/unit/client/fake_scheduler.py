@@ -157,10 +157,8 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
 
     async def _acquire(self, request: pb.AcquireRequest, stream: object | None) -> pb.AcquireResponse:
         self.acquired.append(request)
-        for ticket, known in self.open.items():
-            if known.request_id == request.request_id:
-                known.stream = stream
-                return self._response(ticket, known)
+        if (known := self._known(request, stream)) is not None:
+            return known
         if self.holding:
             event = self.queued.setdefault(request.request_id, asyncio.Event())
             self._changed.set()
@@ -174,6 +172,8 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
                     del self.queued[request.request_id]
             if request.request_id in {cancel.request_id for cancel in self.cancelled}:
                 raise Refusal(encode_status(wire_error("CANCELLED_BY_CLIENT", "The request was cancelled.")))
+            if (known := self._known(request, stream)) is not None:
+                return known
         self.queued.pop(request.request_id, None)
         candidates = [worker for worker in self.workers if worker not in request.excluded_workers]
         leg = self.legs[request.request_id] = self.legs.get(request.request_id, 0) + 1
@@ -181,6 +181,13 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         ticket = f"t-{request.request_id}-{leg}"
         self.open[ticket] = opened
         return self._response(ticket, opened)
+
+    def _known(self, request: pb.AcquireRequest, stream: object | None) -> pb.AcquireResponse | None:
+        for ticket, known in self.open.items():
+            if known.request_id == request.request_id:
+                known.stream = stream
+                return self._response(ticket, known)
+        return None
 
     def _response(self, ticket: str, opened: OpenTicket) -> pb.AcquireResponse:
         return pb.AcquireResponse(

@@ -104,6 +104,13 @@ class TestLostConnection:
             assert await asyncio.wait_for(grant.wait_ended(), 5) is TicketState.CLOSED
             assert "could not be renewed" in grant.end_sentence
 
+    async def test_one_failed_renewal_is_not_the_end(self, fake: FakeScheduler, connect: Any) -> None:
+        fake.renew_after_ms = 50
+        fake.fail("renew", wire_error("NOT_THE_OWNER", "Not the owner."))
+        async with connect(mode="unary", retry=ONCE) as client, client.acquire(**ASK) as grant:
+            await fake.until(lambda: fake.renewed)
+            assert grant.state is TicketState.OPEN
+
     async def test_a_silent_stream_is_noticed(self, fake: FakeScheduler) -> None:
         client = AsyncClient(fake.address, pool="llama", retry=QUICK, heartbeat_s=0.1)
         async with client, client.acquire(**ASK) as grant:

@@ -1,5 +1,7 @@
 """Usage, errors and lost workers: what is read from others, without a connection."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +47,27 @@ EXPECTED: dict[str, type[errors.ClientError]] = {
     "TICKET_ALREADY_CLOSED": errors.TicketClosed,
     "INTERNAL_FAULT": errors.UnexpectedAnswer,
 }
+
+
+def test_the_base_install_is_enough() -> None:
+    """Nothing of the services' dependencies is imported, and nothing of the services."""
+    code = "import sys, evenhand.client; print(*sorted(sys.modules))"
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True)
+    loaded = {name.split(".")[0] for name in run.stdout.split()}
+    assert "grpc" in loaded
+    assert not loaded & {
+        "structlog",
+        "pydantic",
+        "aiohttp",
+        "msgspec",
+        "typer",
+        "yaml",
+        "zmq",
+        "asyncpg",
+        "openai",
+    }
+    inside = {name.split(".")[1] for name in run.stdout.split() if name.startswith("evenhand.")}
+    assert inside == {"client", "core", "wire"}
 
 
 class TestErrors:

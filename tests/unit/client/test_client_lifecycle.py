@@ -119,6 +119,24 @@ async def test_the_same_request_id_gets_the_same_ticket(fake: FakeScheduler, con
     assert len(fake.settled) == 1
 
 
+async def test_a_cancelled_block_leaves_another_of_the_same_id_alone(fake: FakeScheduler, connect: Any) -> None:
+    fake.holding = True
+
+    async def ask() -> str:
+        async with client.acquire(request_id="r1", **ASK) as grant:
+            return grant.ticket
+
+    async with connect() as client:
+        one, two = asyncio.create_task(ask()), asyncio.create_task(ask())
+        await fake.until(lambda: len(fake.acquired) == 2)
+        one.cancel()
+        await asyncio.gather(one, return_exceptions=True)
+        fake.release()
+        assert await two == "t-r1-1"
+    assert not fake.cancelled
+    assert not fake.open
+
+
 async def test_closing_settles_what_is_open_and_fails_what_waits(fake: FakeScheduler, connect: Any) -> None:
     async with connect() as client:
         held = client.acquire(request_id="held", **ASK)
