@@ -245,14 +245,14 @@ def _applied_alone(
     match operation:
         case Stored(keys, tier):
             changed = cache_map.store(cache, tier, keys)
-            if changed is keys:
-                return False, (operation,)
-            return False, (Stored(tuple(changed), tier),) if changed else ()
+            if not changed:
+                return False, ()
+            return False, (operation if changed is keys else Stored(tuple(changed), tier),)
         case Removed(keys, tier):
             changed = cache_map.remove(cache, tier, keys)
-            if changed is keys:
-                return False, (operation,)
-            return False, (Removed(tuple(changed), tier),) if changed else ()
+            if not changed:
+                return False, ()
+            return False, (operation if changed is keys else Removed(tuple(changed), tier),)
         case Cleared():
             cache_map.clear(cache)
             return True, ()

@@ -19,7 +19,7 @@ a prediction asks ``match_map_only``: only the map can be refuted.
 One writer, the pool's scheduler. Time is an argument and may not go backwards.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from enum import Enum
 from itertools import repeat
@@ -69,6 +69,7 @@ class _Worker:
         "capacity",
         "ended",
         "epoch",
+        "overlap",
         "presumed",
         "presumptions",
         "sends_events",
@@ -87,12 +88,14 @@ class _Worker:
         """Oldest first."""
         self.ended: dict[TicketId, _Presumption] = {}
         """Those of ``presumptions`` whose ticket has ended and that wait for the map."""
-        self.approximate: dict[int, int] = {}
+        self.approximate: OrderedDict[int, int] = OrderedDict()
         """Key → end of its lifetime in ns, least recently used first."""
+        self.overlap = 0
+        """Keys both presumed and approximate."""
 
     @property
     def assumed_count(self) -> int:
-        return len(self.presumed) + len(self.approximate)
+        return len(self.presumed) + len(self.approximate) - self.overlap
 
 
 class Presence:
@@ -135,7 +138,7 @@ class Presence:
         return self._map.position(worker_id)
 
     def assumed_count(self, worker_id: WorkerId) -> int:
-        """Keys presumed plus keys approximate on a worker; never above its KV blocks."""
+        """Keys presumed or approximate on a worker, each once; never above its KV blocks."""
         worker = self._workers.get(worker_id)
         return worker.assumed_count if worker is not None else 0
 
@@ -204,7 +207,7 @@ class Presence:
             count = presumed.get(key, 0)
             presumed[key] = count + 1
             if not count:
-                approximate.pop(key, None)
+                worker.overlap += key in approximate
                 marks[key] = marks.get(key, 0) | bit
         self._shrink(worker)
 
@@ -217,8 +220,8 @@ class Presence:
         if outcome is PrefillOutcome.CANCELLED_BEFORE_PREFILL:
             self._drop(presumption)
         elif not worker.sends_events:
-            self._drop(presumption)
             self._approximate(worker, presumption.keys, now_ns + self._approximate_lifetime_ns)
+            self._drop(presumption)
         elif self._map.holds_all(worker.worker_id, presumption.keys):
             self._drop(presumption)
         else:
@@ -250,22 +253,20 @@ class Presence:
 
     def _shrink(self, worker: _Worker) -> None:
         """Bring what is assumed of a worker within its KV blocks."""
-        over = worker.assumed_count - worker.capacity
-        if over > 0:
-            self._drop_approximate(worker, min(over, len(worker.approximate)))
+        while worker.approximate and worker.assumed_count > worker.capacity:
+            self._drop_approximate(worker, 1)
         while len(worker.presumed) > worker.capacity:
             self._drop(next(iter(worker.presumptions.values())))
 
     def _approximate(self, worker: _Worker, keys: Sequence[int], end_ns: int) -> None:
-        """Keep keys for their lifetime; the last block is the least recent, as a prefix is useful without it."""
-        approximate, marks, bit = worker.approximate, self._marks, worker.bit
+        """Keep keys, which are presumed, for their lifetime too.
+
+        The last block becomes the least recent: a prefix is useful without it, it is not without the prefix.
+        """
+        approximate = worker.approximate
         for key in reversed(keys):
-            if key in worker.presumed:
-                continue
-            approximate.pop(key, None)
+            worker.overlap += approximate.pop(key, None) is None
             approximate[key] = end_ns
-            marks[key] = marks.get(key, 0) | bit
-        self._shrink(worker)
 
     def _drop(self, presumption: _Presumption) -> None:
         """End a presumption: keys that no other ticket presumes there are unmarked."""
@@ -277,15 +278,20 @@ class Presence:
             count = presumed[key] - 1
             if count:
                 presumed[key] = count
+                continue
+            del presumed[key]
+            if key in worker.approximate:
+                worker.overlap -= 1
             else:
-                del presumed[key]
                 self._unmark(key, worker.bit)
 
     def _drop_approximate(self, worker: _Worker, count: int) -> None:
         for _ in range(count):
-            key = next(iter(worker.approximate))
-            del worker.approximate[key]
-            self._unmark(key, worker.bit)
+            key, _ = worker.approximate.popitem(last=False)
+            if key in worker.presumed:
+                worker.overlap -= 1
+            else:
+                self._unmark(key, worker.bit)
 
     def _drop_all(self, worker: _Worker) -> None:
         for presumption in tuple(worker.presumptions.values()):
