@@ -9,7 +9,6 @@ expects in the database, which is also what decides between two that both believ
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from evenhand.kafka.config import KafkaConfig
 from evenhand.kafka.cursor import Cursor
 from evenhand.kafka.topics import ensure_topic
 from evenhand.logs import get_logger
-from evenhand.ports import LogPosition, LogReader, LogRecord, LogReplaced
+from evenhand.ports import LogPosition, LogReader, LogRecord
 
 BUFFERED_BATCHES_MAX = 4
 """Batches read ahead of the caller."""
@@ -63,7 +62,7 @@ class KafkaLogReader(LogReader):
                         batch = await buffer.get()
                 except TimeoutError:
                     if follower.done() and not self._closed:
-                        follower.result()  # raises what ended it: it never ends well by itself
+                        follower.result()  # raises what ended it: it never ends by itself
                 yield batch
         finally:
             self._followers.remove(follower)
@@ -78,8 +77,9 @@ class KafkaLogReader(LogReader):
 async def _end(task: asyncio.Task[None]) -> None:
     """Cancel and wait; what it ended with has been told, or nobody asks any more."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, LogReplaced):
-        await task
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
 
 
 class _Follower:

@@ -50,22 +50,24 @@ class KafkaLogWriter(LogWriter):
 
         Raises ``InvalidInput`` for a record that no broker takes, and ``Unavailable`` if any may be missing.
         """
+        producer: AIOKafkaProducer | None = None
         try:
             async with asyncio.timeout(self._config.publish_timeout_ms / 1_000):
                 deliveries = await self._take_all(topic, records)
+                producer = self._producer
                 outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
         except TimeoutError as error:
             raise self._unavailable(
                 topic, f"did not take it within {self._config.publish_timeout_ms} ms"
             ) from error
         except KafkaError as error:
-            await self._start_over(error)
+            await self._start_over(producer, error)
             raise self._unavailable(topic, f"answered {error}") from error
         for outcome in outcomes:
             if isinstance(outcome, MessageSizeTooLargeError):
                 raise InvalidInput(f"A record for {topic} is larger than Kafka takes.") from outcome
             if isinstance(outcome, BaseException):
-                await self._start_over(outcome)
+                await self._start_over(producer, outcome)
                 raise self._unavailable(topic, f"answered {outcome}") from outcome
 
     async def close(self) -> None:
@@ -127,12 +129,12 @@ class KafkaLogWriter(LogWriter):
         else:
             self._producer = producer
 
-    async def _start_over(self, error: BaseException) -> None:
+    async def _start_over(self, producer: AIOKafkaProducer | None, error: BaseException) -> None:
         """Drop a client that may be broken for good; one that merely waited too long mends itself."""
-        if isinstance(error, KafkaTimeoutError) or self._producer is None:
+        if producer is None or producer is not self._producer or isinstance(error, KafkaTimeoutError):
             return
         _log.warning("kafka_producer_restarted", bootstrap=self._config.bootstrap, reason=str(error))
-        producer, self._producer = self._producer, None
+        self._producer = None
         await _stop(producer, self._config.publish_timeout_ms / 1_000)
 
     def _unavailable(self, topic: str, what: str) -> Unavailable:
@@ -143,6 +145,12 @@ async def _stop(producer: AIOKafkaProducer, seconds_max: float) -> None:
     """Stop a client within bounded time; what it could not send is lost, and its publishers were told so."""
     try:
         async with asyncio.timeout(seconds_max):
-            await producer.stop()
-    except (TimeoutError, KafkaError) as error:
-        _log.warning("kafka_producer_abandoned", reason=str(error) or "it did not stop in time")
+            await producer.flush()
+    except TimeoutError:
+        _log.warning("kafka_records_abandoned", reason="the broker did not take them in time")
+        # stop() would wait for them for ever, so its other steps are taken one by one.
+        await producer._sender.close()
+        await producer.client.close()
+        producer._closed = True
+    else:
+        await producer.stop()
