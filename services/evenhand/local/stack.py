@@ -6,9 +6,10 @@
           ── EmbeddedDatabase      ── scheduler
                                    ── one worker edge for each worker
 
-Started in that order and stopped in reverse. Everything listens on loopback. What is kept between runs (the
-database, the master secret, the edges' checkpoints) lies under ``data_dir``; logs lie in ``data_dir/logs``. The
-broker keeps nothing: at each start the log is another one, which readers find out and heal with snapshots.
+Broker and database start first and stop last; the services come up side by side. Everything listens on loopback.
+What is kept between runs (the database, the master secret, the edges' checkpoints) lies under ``data_dir``; logs
+lie in ``data_dir/logs``. The broker keeps nothing: at each start the log is another one, which readers find out
+and heal with snapshots.
 
 A service that dies is started again, with a growing pause, for as long as the stack runs. The broker ignores
 retention, so the stack restarts it on purpose once it has grown past a bound.
@@ -118,6 +119,9 @@ class Stack:
     async def __aenter__(self) -> Self:
         try:
             await self._start()
+        except BaseExceptionGroup as several:
+            await self._exit.aclose()
+            raise several.exceptions[0] from None
         except BaseException:
             await self._exit.aclose()
             raise
@@ -148,12 +152,18 @@ class Stack:
         await self._exit.enter_async_context(self.broker)
         await self._exit.enter_async_context(self.database)
         await self._prepare_database()
-        for name, service in self._services().items():
-            self.services[name] = service
-            self._exit.push_async_callback(service.process.stop)
-            await service.start()
+        self.services = self._services()
+        self._exit.push_async_callback(self._stop_services)
+        async with asyncio.TaskGroup() as starting:
+            for service in self.services.values():
+                starting.create_task(service.start())
         self._watch = asyncio.create_task(self._keep_alive(), name="stack watch")
         self._exit.push_async_callback(self._end_watch)
+
+    async def _stop_services(self) -> None:
+        """The edges first, so that nothing new arrives; then scheduler and state service."""
+        for names in ([name for name in self.services if name.startswith("edge-")], ["scheduler"], ["state"]):
+            await asyncio.gather(*(self.services[name].process.stop() for name in names))
 
     async def _prepare_database(self) -> None:
         await migrate(self.database.dsn)
