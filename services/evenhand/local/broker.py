@@ -25,6 +25,13 @@ from evenhand.local.process import ManagedProcess
 
 HOST = "127.0.0.1"
 READY_SECONDS_MAX = 15.0
+PORTS = range(20_000, 32_000)
+"""Below the ports that systems lend to outgoing connections: a client that keeps calling a broker that is down
+would be lent the broker's own port at last, be connected to itself, and keep the broker from coming back."""
+PORT_TRIES_MAX = 100
+PORT_POLLS_MAX = 50
+"""A restart looks so often, PORT_POLL_SECONDS apart, whether its port is free again."""
+PORT_POLL_SECONDS = 0.1
 MEMORY_BYTES_MAX = 512 * 1024 * 1024
 """Past this much resident memory, restart it on purpose."""
 
@@ -33,7 +40,7 @@ class EmbeddedBroker:
     """One broker process. Use as ``async with EmbeddedBroker() as broker: broker.bootstrap``."""
 
     def __init__(self, port: int = 0, log_file: Path | None = None) -> None:
-        """``port`` 0: a free one. The server's own log goes to ``log_file``, else to a temporary file."""
+        """``port`` 0: a free one of ``PORTS``. The server's log goes to ``log_file``, else to a temporary file."""
         self._port = port
         self._log_file = log_file
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -81,6 +88,10 @@ class EmbeddedBroker:
         if self._process is not None:
             self.resume()
             await self._process.stop()
+        for _ in range(PORT_POLLS_MAX):
+            if _bind_fault(self._port) is None:
+                break
+            await asyncio.sleep(PORT_POLL_SECONDS)
         await self.start()
 
     async def kill(self) -> None:
@@ -131,19 +142,30 @@ class EmbeddedBroker:
 
 
 def _free_port(port: int) -> int:
-    """The port, if it is free, or a free one for 0; raises ``InvalidConfig`` if it is in use."""
+    """The port if it is free, one of ``PORTS`` for 0; raises ``InvalidConfig`` if it is in use."""
+    if not port:
+        candidates = (PORTS.start + secrets.randbelow(len(PORTS)) for _ in range(PORT_TRIES_MAX))
+        found = next((candidate for candidate in candidates if _bind_fault(candidate) is None), None)
+        if found is None:
+            raise Unavailable(f"No port from {PORTS.start} to {PORTS.stop} is free for the embedded broker.")
+        return found
+    fault = _bind_fault(port)
+    if fault is None:
+        return port
+    if fault.errno == errno.EADDRINUSE:
+        raise InvalidConfig(f"Port {port} is in use; the embedded broker needs another one.") from fault
+    raise InvalidConfig(f"Port {port} cannot be used for the embedded broker: {fault.strerror}.") from fault
+
+
+def _bind_fault(port: int) -> OSError | None:
+    """Why the port cannot be listened on; None if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise InvalidConfig(
-                    f"Port {port} cannot be used for the embedded broker: {error.strerror}."
-                ) from error
-            raise InvalidConfig(f"Port {port} is in use; the embedded broker needs another one.") from error
-        found: int = probe.getsockname()[1]
-        return found
+            return error
+    return None
 
 
 def _binary() -> str:
