@@ -46,6 +46,8 @@ class FairQueue:
         self._own_max = 0.0
         """Largest ``Worker.virtual_time`` among members, ``_floor`` aside."""
         self._weight_sum: float | None = 0.0
+        self.stirred = False
+        """Something changed that may let someone run; whoever has looked sets it back."""
 
     def __len__(self) -> int:
         """Number of tenants in A."""
@@ -71,6 +73,7 @@ class FairQueue:
     def weight_changed(self) -> None:
         """A tenant's weight is another one; its clock stays where it is."""
         self._weight_sum = None
+        self.stirred = True
 
     def virtual_time(self, worker: Worker) -> float:
         """V_w."""
@@ -117,15 +120,19 @@ class FairQueue:
                 self._partial += 1
         self._raise_virtual_times()
 
-    def join(self, worker: Worker) -> None:
-        """Let a worker count in F. Tenants that reach it are lifted to the V_w it brings (0 for a fresh one)."""
+    def join(self, worker: Worker, capacity_before_tokens: int = 0) -> None:
+        """Let a worker count in F. Tenants that newly reach it are lifted to the V_w it brings (0: a fresh one).
+
+        ``capacity_before_tokens`` is what it could hold just before, where only its size has changed.
+        """
         assert not worker.is_member, f"worker {worker.spec.worker_id} joins twice"
         self._spread_floor()
         worker.is_member = True
         self._members[worker.spec.worker_id] = worker
         if worker.virtual_time > 0.0:
             for v, _, tenant in tuple(self._order):
-                if tenant.reach_tokens <= worker.capacity_tokens and v < worker.virtual_time:
+                is_newly_reached = capacity_before_tokens < tenant.reach_tokens <= worker.capacity_tokens
+                if is_newly_reached and v < worker.virtual_time:
                     self._take_out(tenant)
                     tenant.v = worker.virtual_time
                     insort(self._order, (tenant.v, tenant.spec.tenant_id, tenant))
@@ -166,6 +173,7 @@ class FairQueue:
 
     def _raise_virtual_times(self) -> None:
         """V_w = max(V_w, lo_w) for every member."""
+        self.stirred = True
         if not self._order or not self._members:
             return
         if self._partial == 0:

@@ -17,6 +17,7 @@ change (``FairQueue.place``).
 from dataclasses import dataclass, field
 
 from evenhand.core.estimator import NS_PER_MS, CostRate, OutputEstimator
+from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.ids import TicketId, WorkerId
@@ -42,6 +43,7 @@ class Legs:
     rooms: Rooms
     outstanding: Outstanding
     placement: Placement
+    explainer: Explainer
     cost_rate: CostRate
     estimator: OutputEstimator
     book: TicketBook
@@ -52,15 +54,15 @@ class Legs:
     virtual_times: dict[WorkerId, float] = field(default_factory=dict)
     """V_w of workers of an earlier term that have not joined yet."""
 
-    def open(self, choice: Choice, now_ns: int) -> Granted:
+    def open(self, choice: Choice, window: float, now_ns: int) -> Granted:
         """Dispatch a choice: reserve, charge, and say why."""
         tenant, queued, worker, request = choice.tenant, choice.queued, choice.worker, choice.queued.request
         cached_tokens = choice.cached_tokens
         uncached_tokens = request.prompt_tokens - cached_tokens
         charge = self.config.cost.cost(uncached_tokens, cached_tokens, queued.output_tokens_estimated)
-        weight, v_before = tenant.spec.weight, tenant.v
-        v_after = v_before + charge / weight
-        decision = self.placement.decision(choice, v_before, v_after, now_ns)
+        weight = tenant.spec.weight
+        v_after = tenant.v + charge / weight
+        decision = self.explainer.decision(choice, v_after, window, now_ns)
         self.granted_count += 1
         ticket = Ticket(
             ticket_id=TicketId(f"{self.term}.{self.granted_count}.{queued.leg}"),

@@ -13,7 +13,9 @@ If the most-behind tenant fits nowhere for want of room, the worker predicted fr
 that only headroom holds back keeps nothing: the headroom is there for others than it.
 
 Cached tokens of a waiting request are looked up when it becomes one of the first H, again at most every
-``matches_refresh_ms`` while the map changes, and always for the chosen pair before it is final.
+``matches_refresh_ms`` while the map changes, and always for the chosen pair before it is final. Per tenant and
+worker the best head is remembered until a head or its look-up changes, so a decision costs one comparison a
+tenant and worker with room.
 
 What this does not do: it changes no clock, reserves nothing, and never looks at a request beyond the first H.
 """
@@ -21,50 +23,44 @@ What this does not do: it changes no clock, reserves nothing, and never looks at
 from dataclasses import dataclass
 
 from evenhand.core.estimator import NS_PER_MS, CostRate
-from evenhand.core.facts import Candidate, ChoiceReason, Decision, SchedulerConfig, Ticket
+from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_queue import FairQueue
-from evenhand.core.ids import WorkerId
+from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.presence import Presence
 from evenhand.core.rooms import Rooms
-from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.tenant import BestHead, Queued, Tenant
 from evenhand.core.worker import Worker
 
-CANDIDATES_MAX = 8
-"""Workers named in a decision."""
 
-
-@dataclass(slots=True)
 class Choice:
     """A pair that may be dispatched now, and what it was weighed against."""
 
-    tenant: Tenant
-    queued: Queued
-    worker: Worker
-    cached_tokens: int
-    score: float
+    __slots__ = ("cached_tokens", "declined", "lo", "queued", "score", "tenant", "tenants_considered", "worker")
+
+    def __init__(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int, score: float) -> None:
+        self.tenant = tenant
+        self.queued = queued
+        self.worker = worker
+        self.cached_tokens = cached_tokens
+        self.score = score
+        self.declined = False
+        """Only chosen because every pair was declined."""
+        self.lo = 0.0
+        self.tenants_considered = 0
+
+
+@dataclass(slots=True)
+class Front:
+    """The first K tenants inside the window of a worker, and how far they reach into the order."""
+
     lo: float
-    window: float
-    declined: bool
-    tenants_considered: int
-
-
-def adopted_decision(ticket: Ticket) -> Decision:
-    """What can be said of a ticket granted by an earlier term: its reasons stayed in that term's records."""
-    return Decision(
-        request_id=ticket.request_id,
-        tenant_id=ticket.tenant_id,
-        reason=ChoiceReason.ADOPTED,
-        candidates=(),
-        excluded=(),
-        tenants_considered=0,
-        virtual_time_before=0.0,
-        virtual_time_after=0.0,
-        lo=0.0,
-        window=0.0,
-        wait_ms=0.0,
-        fairness_overrode_affinity=False,
-    )
+    v_max: float
+    tenants: list[Tenant]
+    last: tuple[float, TenantId] | None
+    """Place of the first tenant inside the window that is not among the K; None: all are."""
+    below_share: list[Tenant] | None = None
+    """Those of ``tenants`` that may use headroom; None: not asked yet."""
 
 
 class Placement:
@@ -100,66 +96,17 @@ class Placement:
             return 0.0
         return self._config.window_delay_ms / 1000.0 * self._cost_rate.per_s / weight_sum
 
-    def choose(self, now_ns: int) -> Choice | None:
+    def choose(self, window: float, now_ns: int) -> Choice | None:
         """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere."""
-        if not len(self._fair) or not self._rooms.open:
-            return None
-        window = self.window()
-        # Each pass looks one more request up afresh, so the passes end.
+        # Each further pass has looked one more request up afresh, so the passes end.
         while True:
             self._keep(now_ns)
             choice = self._best(window, now_ns)
             if choice is None or choice.queued.map_version == self.map_version:
                 return choice
-            self._look_up(choice.queued)
+            if not self._look_up(choice.queued):
+                return choice
             choice.tenant.best.clear()
-
-    def decision(self, choice: Choice, v_before: float, v_after: float, now_ns: int) -> Decision:
-        """What was considered, in the words of the record. Called before the choice is reserved."""
-        queued, worker, request = choice.queued, choice.worker, choice.queued.request
-        workers = dict(self._rooms.open)
-        for worker_id in queued.cached:
-            other = self._fair.members.get(worker_id)
-            if other is not None:
-                workers[worker_id] = other
-        workers[worker.spec.worker_id] = worker
-        candidates = [self._candidate(queued, other, now_ns) for other in workers.values()]
-        candidates.sort(key=lambda c: (-c.score, c.predicted_ttft_ms, c.worker_id))
-        best = candidates[:CANDIDATES_MAX]
-        if all(c.worker_id != worker.spec.worker_id for c in best):
-            best[-1] = next(c for c in candidates if c.worker_id == worker.spec.worker_id)
-        colder = self._warmer_without_room(choice.tenant, queued, worker, choice.cached_tokens, 1)
-        overrode = choice.declined or colder or self._warmer_tenant_outside(choice)
-        return Decision(
-            request_id=request.request_id,
-            tenant_id=request.tenant_id,
-            reason=self._reason(choice, colder),
-            candidates=tuple(best),
-            excluded=self._rooms.closed_counts(),
-            tenants_considered=choice.tenants_considered,
-            virtual_time_before=v_before,
-            virtual_time_after=v_after,
-            lo=choice.lo,
-            window=choice.window,
-            wait_ms=(now_ns - queued.enqueued_at_ns) / NS_PER_MS,
-            fairness_overrode_affinity=overrode,
-        )
-
-    def heads(self, tenant: Tenant, now_ns: int) -> tuple[Queued, ...]:
-        """The tenant's first H requests, each looked up at least once."""
-        heads = tenant.heads(self._config.requests_considered_max)
-        if tenant.matched_version != self.map_version and now_ns - tenant.matched_at_ns >= self._refresh_ns:
-            for queued in heads:
-                if queued.map_version != self.map_version:
-                    self._look_up(queued)
-            tenant.best.clear()
-            tenant.matched_version, tenant.matched_at_ns = self.map_version, now_ns
-        for queued in heads:
-            if queued.map_version < 0:
-                self._look_up(queued)
-        if heads and heads[0].overtaken >= self._config.overtakes_max:
-            return heads[:1]
-        return heads
 
     def presumed(self, tenant: Tenant, granted: Queued, worker: Worker) -> None:
         """Followers of a dispatched prompt see its keys on its worker at once."""
@@ -167,138 +114,176 @@ class Placement:
         for queued in tenant.heads(self._config.requests_considered_max):
             block = queued.cached.get(worker_id, 0) // worker.spec.block_size_tokens
             own = queued.request.block_keys
-            if block < len(keys) and block < len(own) and own[block] == keys[block]:
-                self._look_up(queued)
+            if block < len(keys) and block < len(own) and own[block] == keys[block] and self._look_up(queued):
                 tenant.best.clear()
 
-    # Within
+    # What is considered
 
-    def _look_up(self, queued: Queued) -> None:
-        """Usable cached tokens by worker: the last block of a whole-cached prompt is computed again."""
-        request = queued.request
-        cached: dict[WorkerId, int] = {}
-        best = 0
-        for match in self._presence.match(request.block_keys):
-            worker = self._rooms.workers.get(match.worker_id)
-            if worker is None:
+    def _front(self, worker: Worker, window: float, now_ns: int) -> Front | None:
+        """The first K of A_w inside the window, their look-ups not older than allowed; None: A_w is empty."""
+        front: Front | None = None
+        capacity_tokens, count_max = worker.capacity_tokens, self._config.tenants_considered_max
+        for v, tenant_id, tenant in self._fair.in_order():
+            if tenant.reach_tokens > capacity_tokens:
                 continue
-            size = worker.spec.block_size_tokens
-            tokens = min(match.blocks, (request.prompt_tokens - 1) // size) * size
-            if tokens > 0:
-                cached[match.worker_id] = tokens
-                best = max(best, tokens)
-        queued.cached, queued.cached_best, queued.map_version = cached, best, self.map_version
+            if front is None:
+                front = Front(v, v + window, [], None)
+            elif v > front.v_max:
+                break
+            if len(front.tenants) >= count_max:
+                front.last = (v, tenant_id)
+                break
+            self._refresh_if_due(tenant, now_ns)
+            front.tenants.append(tenant)
+        return front
+
+    def _candidates(self, worker: Worker, front: Front, tight: bool, now_ns: int) -> list[Tenant]:
+        """C_w; where only headroom is left, those of C_w that may use it."""
+        if self.kept is not None and self.kept[1] is worker:
+            return [tenant for tenant in front.tenants if tenant is self.kept[0]]
+        tenants = front.tenants
+        if tight:
+            if front.below_share is None:
+                front.below_share = [t for t in tenants if self._outstanding.below_share(t)]
+            tenants = front.below_share
+        if front.last is None:
+            return tenants
+        sticky: list[Tenant] = []
+        for tenant_id in worker.served:
+            served = self._outstanding.tenants.get(tenant_id)
+            if (
+                served is not None
+                and served.in_a
+                and front.last <= (served.v, tenant_id)
+                and served.v <= front.v_max
+                and served.reach_tokens <= worker.capacity_tokens
+                and (not tight or self._outstanding.below_share(served))
+            ):
+                self._refresh_if_due(served, now_ns)
+                sticky.append(served)
+        return tenants + sticky if sticky else tenants
+
+    def _heads(self, tenant: Tenant) -> tuple[Queued, ...]:
+        """The tenant's requests that may be chosen, each looked up at least once."""
+        heads = tenant.heads(self._config.requests_considered_max)
+        if heads and heads[0].overtaken >= self._config.overtakes_max:
+            heads = heads[:1]
+        for queued in heads:
+            if queued.map_version < 0:
+                self._look_up(queued)
+        return heads
+
+    # What is best
 
     def _best(self, window: float, now_ns: int) -> Choice | None:
         best: Choice | None = None
-        best_key: tuple[float, int, float, WorkerId] | None = None
         fallback: Choice | None = None
-        fallback_key: tuple[float, str] | None = None
+        divisor, load_penalty = self._config.headroom_divisor, self._config.load_penalty
+        shared = None
         for worker in self._rooms.open.values():
-            lo = self._fair.lo(worker)
-            if lo is None:
-                continue
-            tenants = self._considered(worker, lo + window)
-            load = self._config.load_penalty * worker.slots_used / worker.spec.slots
+            if shared is None or not self._fair.all_universal:
+                shared = self._front(worker, window, now_ns)
+                if shared is None:
+                    continue
+            spec, worker_id, used = worker.spec, worker.spec.worker_id, len(worker.tickets)
+            free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
+            common_blocks = free_blocks - spec.kv_blocks // divisor
+            tight = used >= spec.slots - spec.slots // divisor or common_blocks <= 0
+            plain_blocks = free_blocks if tight else common_blocks
+            load = load_penalty * used / spec.slots
+            tenants = self._candidates(worker, shared, tight, now_ns)
             for tenant in tenants:
-                free = self._tenant_best(tenant, worker, now_ns)
-                if free is None:
+                head = tenant.best.get(worker_id) or self._know(tenant, worker)
+                if head.plain and head.blocks <= plain_blocks:
+                    score = head.share - load
+                    if best is not None and score < best.score:
+                        continue
+                    choice = Choice(tenant, head.queued, worker, head.tokens, score)
+                elif head.blocks_min > free_blocks:
                     continue
-                queued, cached_tokens, declined = free
-                score = cached_tokens / queued.request.prompt_tokens - load
-                if declined:
-                    key_of_tenant = (tenant.v, tenant.spec.tenant_id)
-                    if (
-                        fallback is None
-                        or fallback_key is None
-                        or key_of_tenant < fallback_key
-                        or (key_of_tenant == fallback_key and score > fallback.score)
-                    ):
-                        fallback_key = key_of_tenant
-                        fallback = Choice(
-                            tenant, queued, worker, cached_tokens, score, lo, window, True, len(tenants)
-                        )
-                    continue
-                if best is not None and score < best.score:
-                    continue
-                uncached = queued.request.prompt_tokens - cached_tokens
-                key = (tenant.v, queued.age, worker.ttft_ms(uncached, now_ns), worker.spec.worker_id)
-                if best is None or best_key is None or score > best.score or key < best_key:
-                    best_key = key
-                    best = Choice(tenant, queued, worker, cached_tokens, score, lo, window, False, len(tenants))
+                else:
+                    found = self._in_full(tenant, worker, load)
+                    if found is None:
+                        continue
+                    choice = found
+                choice.lo, choice.tenants_considered = shared.lo, len(tenants)
+                if choice.declined:
+                    if fallback is None or self._is_better_declined(choice, fallback, now_ns):
+                        fallback = choice
+                elif best is None or choice.score > best.score or self._wins_tie(choice, best, now_ns):
+                    best = choice
         return best or fallback
 
-    def _considered(self, worker: Worker, v_max: float) -> list[Tenant]:
-        """C_w, less the tenants for whom another worker is kept and those barred from a kept one."""
-        if self.kept is not None and self.kept[1] is worker:
-            tenant = self.kept[0]
-            return [tenant] if tenant.v <= v_max else []
-        considered: list[Tenant] = []
-        count_max = self._config.tenants_considered_max
-        capacity = worker.capacity_tokens
-        last: tuple[float, str] | None = None
-        for v, tenant_id, tenant in self._fair.in_order():
-            if v > v_max:
-                break
-            if len(considered) >= count_max:
-                last = (v, tenant_id)
-                break
-            if tenant.reach_tokens <= capacity:
-                considered.append(tenant)
-        if last is None:
-            return considered
-        for tenant_id in worker.served:
-            served = self._outstanding.tenants.get(tenant_id)
-            if served is None or not served.in_a or served.reach_tokens > capacity:
-                continue
-            if last <= (served.v, tenant_id) and served.v <= v_max:
-                considered.append(served)
-        return considered
+    def _wins_tie(self, choice: Choice, best: Choice, now_ns: int) -> bool:
+        if choice.score < best.score:
+            return False
+        if choice.tenant.v != best.tenant.v:
+            return choice.tenant.v < best.tenant.v
+        if choice.queued.age != best.queued.age:
+            return choice.queued.age < best.queued.age
+        prompt_tokens = choice.queued.request.prompt_tokens
+        mine = (choice.worker.ttft_ms(prompt_tokens - choice.cached_tokens, now_ns), choice.worker.spec.worker_id)
+        its = (best.worker.ttft_ms(prompt_tokens - best.cached_tokens, now_ns), best.worker.spec.worker_id)
+        return mine < its
 
-    def _tenant_best(self, tenant: Tenant, worker: Worker, now_ns: int) -> tuple[Queued, int, bool] | None:
-        """The tenant's best fitting pair at a worker: one not declined if there is any."""
-        heads = self.heads(tenant, now_ns)
-        worker_id = worker.spec.worker_id
-        known = tenant.best.get(worker_id)
-        if known is None:
-            best_queued, best_share, best_tokens = heads[0], -1.0, 0
-            for queued in heads:
-                tokens = queued.cached.get(worker_id, 0)
-                share = tokens / queued.request.prompt_tokens
-                if share > best_share:
-                    best_queued, best_share, best_tokens = queued, share, tokens
-            known = tenant.best[worker_id] = (best_tokens, best_queued)
-        tokens, queued = known
-        if queued.cached_best - tokens < self._config.cold_decline_tokens and self.fits(
-            tenant, queued, worker, tokens
-        ):
-            return queued, tokens, False
-        return self._tenant_best_in_full(tenant, heads, worker)
+    def _is_better_declined(self, choice: Choice, fallback: Choice, now_ns: int) -> bool:
+        """The most-behind tenant comes first, then what is best for it."""
+        mine = (choice.tenant.v, choice.tenant.spec.tenant_id)
+        its = (fallback.tenant.v, fallback.tenant.spec.tenant_id)
+        if mine != its:
+            return mine < its
+        return choice.score > fallback.score or self._wins_tie(choice, fallback, now_ns)
 
-    def _tenant_best_in_full(
-        self, tenant: Tenant, heads: tuple[Queued, ...], worker: Worker
-    ) -> tuple[Queued, int, bool] | None:
-        free: tuple[Queued, int, bool] | None = None
-        free_share = -1.0
-        declined: tuple[Queued, int, bool] | None = None
-        declined_share = -1.0
-        for queued in heads:
+    def _know(self, tenant: Tenant, worker: Worker) -> BestHead:
+        """Work out, and remember, the tenant's head with the largest cached share at a worker."""
+        worker_id, size = worker.spec.worker_id, worker.spec.block_size_tokens
+        best: BestHead | None = None
+        blocks_min = 0
+        for queued in self._heads(tenant):
+            tokens = queued.cached.get(worker_id, 0)
+            prompt_tokens = queued.request.prompt_tokens
+            blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
+            if best is None or tokens / prompt_tokens > best.share:
+                plain = (
+                    not queued.excluded
+                    and queued.tokens_total <= worker.capacity_tokens
+                    and queued.cached_best - tokens < self._config.cold_decline_tokens
+                )
+                best = BestHead(queued, tokens, tokens / prompt_tokens, blocks, plain)
+            blocks_min = min(blocks_min, blocks) if blocks_min else blocks
+        assert best is not None, "a tenant in A has a head"
+        best.blocks_min = blocks_min
+        tenant.best[worker_id] = best
+        return best
+
+    def _in_full(self, tenant: Tenant, worker: Worker, load: float) -> Choice | None:
+        """The tenant's best fitting pair at a worker, head by head: one not declined if there is any."""
+        free: Choice | None = None
+        declined: Choice | None = None
+        for queued in self._heads(tenant):
             tokens = queued.cached.get(worker.spec.worker_id, 0)
             if not self.fits(tenant, queued, worker, tokens):
                 continue
-            share = tokens / queued.request.prompt_tokens
-            if self._warmer_without_room(tenant, queued, worker, tokens, self._config.cold_decline_tokens):
-                if share > declined_share:
-                    declined, declined_share = (queued, tokens, True), share
-            elif share > free_share:
-                free, free_share = (queued, tokens, False), share
+            score = tokens / queued.request.prompt_tokens - load
+            if self.warmer_without_room(tenant, queued, worker, tokens, self._config.cold_decline_tokens):
+                if declined is None or score > declined.score:
+                    declined = Choice(tenant, queued, worker, tokens, score)
+                    declined.declined = True
+            elif free is None or score > free.score:
+                free = Choice(tenant, queued, worker, tokens, score)
         return free or declined
+
+    # What fits
 
     def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         """Room for this very request at a worker that has room: KV, headroom, exclusion."""
         return self._fits_but_headroom(queued, worker, cached_tokens) and self._headroom_allows(
             tenant, queued, worker, cached_tokens
         )
+
+    def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
+        """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
+        return worker.blocks_for(queued.request.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
 
     def _fits_but_headroom(self, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         if queued.tokens_total > worker.capacity_tokens:
@@ -318,10 +303,6 @@ class Placement:
         )
         return not in_headroom or self._outstanding.below_share(tenant)
 
-    def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
-        """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
-        return worker.blocks_for(queued.request.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
-
     def _is_excluded(self, queued: Queued, worker: Worker) -> bool:
         """Excluded by name, while another worker could take it some day."""
         if worker.spec.worker_id not in queued.excluded:
@@ -333,7 +314,7 @@ class Placement:
             for other in self._fair.members.values()
         )
 
-    def _warmer_without_room(
+    def warmer_without_room(
         self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int, tokens_min: int
     ) -> bool:
         """A worker that may run this, but has no room for it now, holds at least so many more of its tokens."""
@@ -351,35 +332,74 @@ class Placement:
                 return True
         return False
 
+    # Look-ups
+
+    def _refresh_if_due(self, tenant: Tenant, now_ns: int) -> None:
+        if tenant.matched_version == self.map_version or now_ns - tenant.matched_at_ns < self._refresh_ns:
+            return
+        changed = False
+        for queued in tenant.heads(self._config.requests_considered_max):
+            if queued.map_version != self.map_version and self._look_up(queued):
+                changed = True
+        if changed:
+            tenant.best.clear()
+        tenant.matched_version, tenant.matched_at_ns = self.map_version, now_ns
+
+    def _look_up(self, queued: Queued) -> bool:
+        """Usable cached tokens by worker (the last block of a whole-cached prompt is computed again); changed?"""
+        request, workers = queued.request, self._rooms.workers
+        cached: dict[WorkerId, int] = {}
+        for match in self._presence.match(request.block_keys):
+            worker = workers.get(match.worker_id)
+            if worker is None:
+                continue
+            size = worker.spec.block_size_tokens
+            tokens = min(match.blocks, (request.prompt_tokens - 1) // size) * size
+            if tokens > 0:
+                cached[match.worker_id] = tokens
+        queued.map_version = self.map_version
+        if cached == queued.cached:
+            return False
+        queued.cached = cached
+        queued.cached_best = max(cached.values(), default=0)
+        return True
+
+    # What is kept
+
     def _keep(self, now_ns: int) -> None:
         """Keep the worker predicted free first for the most-behind tenant, while it fits nowhere."""
         tenant = self._fair.first()
         if tenant is None:
             self.kept = None
             return
-        heads = self.heads(tenant, now_ns)
         for worker in self._rooms.open.values():
-            worker_id = worker.spec.worker_id
-            for queued in heads:
-                if self._fits_but_headroom(queued, worker, queued.cached.get(worker_id, 0)):
+            head = tenant.best.get(worker.spec.worker_id) or self._know(tenant, worker)
+            if head.blocks_min > worker.spec.kv_blocks - worker.kv_reserved_blocks:
+                continue
+            for queued in self._heads(tenant):
+                if self._fits_but_headroom(queued, worker, queued.cached.get(worker.spec.worker_id, 0)):
                     self.kept = None
                     return
-        kept = self.kept
-        if kept is not None and kept[0] is tenant:
-            worker = kept[1]
-            if worker.is_member and not worker.stale and heads[0].tokens_total <= worker.capacity_tokens:
-                return
+        first = self._heads(tenant)[0]
+        if self.kept is not None and self.kept[0] is tenant and self._may_keep(first, self.kept[1]):
+            return
         self.kept = None
         soonest: tuple[int, WorkerId] | None = None
         for worker in self._fair.members.values():
-            if worker.stale or heads[0].tokens_total > worker.capacity_tokens:
+            if not self._may_keep(first, worker):
                 continue
-            if heads[0].excluded and self._is_excluded(heads[0], worker):
-                continue
-            free = (self._predicted_free_ns(heads[0], worker, now_ns), worker.spec.worker_id)
+            free = (self._predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
             if soonest is None or free < soonest:
                 soonest = free
                 self.kept = (tenant, worker)
+
+    def _may_keep(self, queued: Queued, worker: Worker) -> bool:
+        return (
+            worker.is_member
+            and not worker.stale
+            and queued.tokens_total <= worker.capacity_tokens
+            and not (queued.excluded and self._is_excluded(queued, worker))
+        )
 
     def _predicted_free_ns(self, queued: Queued, worker: Worker, now_ns: int) -> int:
         """When enough of a worker's tickets have ended, as predicted, for this request."""
@@ -387,52 +407,11 @@ class Placement:
         blocks_free = worker.spec.kv_blocks - worker.kv_reserved_blocks
         slots_free = worker.spec.slots - worker.slots_used
         free_ns = now_ns
-        for end_ns, ticket in sorted(
-            ((worker.predicted_end_ns(t), t) for t in worker.tickets.values()), key=lambda pair: pair[0]
-        ):
+        ends = sorted((worker.predicted_end_ns(ticket), ticket.kv_blocks) for ticket in worker.tickets.values())
+        for end_ns, kv_blocks in ends:
             if blocks_free >= blocks and slots_free >= 1:
                 break
-            blocks_free += ticket.kv_blocks
+            blocks_free += kv_blocks
             slots_free += 1
             free_ns = max(now_ns, end_ns)
         return free_ns
-
-    def _candidate(self, queued: Queued, worker: Worker, now_ns: int) -> Candidate:
-        tokens = queued.cached.get(worker.spec.worker_id, 0)
-        prompt_tokens = queued.request.prompt_tokens
-        load = self._config.load_penalty * worker.slots_used / worker.spec.slots
-        return Candidate(
-            worker_id=worker.spec.worker_id,
-            cached_tokens=tokens,
-            score=tokens / prompt_tokens - load,
-            predicted_ttft_ms=worker.ttft_ms(prompt_tokens - tokens, now_ns),
-            slots_used=worker.slots_used,
-            slots=worker.spec.slots,
-            pending_prefill_tokens=round(worker.prefill_pending_tokens(now_ns)),
-        )
-
-    def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
-        heads = choice.tenant.heads(self._config.requests_considered_max)
-        if heads[0].overtaken >= self._config.overtakes_max:
-            return ChoiceReason.OVERTAKE_CAP
-        if choice.declined or warmer_full:
-            return ChoiceReason.FAIRNESS
-        if len(self._fair.members) == 1:
-            return ChoiceReason.ONLY_CANDIDATE
-        if choice.cached_tokens > 0:
-            return ChoiceReason.AFFINITY
-        return ChoiceReason.LOAD
-
-    def _warmer_tenant_outside(self, choice: Choice) -> bool:
-        """A tenant lately served there waits with a better cached share, but lies outside the window."""
-        worker_id = choice.worker.spec.worker_id
-        share = choice.cached_tokens / choice.queued.request.prompt_tokens
-        limit = choice.lo + choice.window
-        for tenant_id in choice.worker.served:
-            tenant = self._outstanding.tenants.get(tenant_id)
-            if tenant is None or not tenant.in_a or tenant.v <= limit:
-                continue
-            known = tenant.best.get(worker_id)
-            if known is not None and known[0] / known[1].request.prompt_tokens > share:
-                return True
-        return False

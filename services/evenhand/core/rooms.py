@@ -33,6 +33,8 @@ class Rooms:
         self._lost_after_ns = config.worker_lost_after_ms * NS_PER_MS
         self._prefill_max = config.prefill_pending_max_tokens
         self._age_at_ns: int | None = None
+        self.stirred = False
+        """Something changed that may give someone room; whoever has looked sets it back."""
 
     def add(self, worker: Worker, now_ns: int) -> None:
         worker_id = worker.spec.worker_id
@@ -56,6 +58,7 @@ class Rooms:
 
     def judge(self, worker: Worker, now_ns: int) -> None:
         """Decide again whether a worker has room."""
+        self.stirred = True
         reason: str | None = None
         if worker.spec.role is not WorkerRole.BOTH:
             reason = "role"

@@ -24,6 +24,7 @@ from typing import assert_never
 from evenhand.core import admission
 from evenhand.core.checkpoint import SchedulerCheckpoint, restore_checkpoint, take_checkpoint
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate, OutputEstimator
+from evenhand.core.explain import Explainer, adopted_decision
 from evenhand.core.facts import (
     LegOutcome,
     Refusal,
@@ -37,7 +38,7 @@ from evenhand.core.fair_queue import FairQueue
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
-from evenhand.core.placement import Placement, adopted_decision
+from evenhand.core.placement import Placement
 from evenhand.core.presence import Presence
 from evenhand.core.rooms import Rooms
 from evenhand.core.status import PoolStatus, pool_status
@@ -66,7 +67,7 @@ from evenhand.core.steps import (
 )
 from evenhand.core.tenant import Queued, Tenant
 from evenhand.core.tickets import OpenTicket, TicketBook
-from evenhand.core.worker import Worker
+from evenhand.core.worker import Worker, capacity_tokens
 
 RETRIED = frozenset({RefusalReason.NO_WORKER, RefusalReason.SHUTTING_DOWN})
 """Refusals that come with a time after which to try again."""
@@ -97,6 +98,7 @@ class PoolScheduler:
             self._rooms,
             self._outstanding,
             self._placement,
+            Explainer(config, self._fair, self._rooms, self._outstanding, self._placement),
             cost_rate,
             self._estimator,
             TicketBook(config.outcomes_remembered_max),
@@ -144,7 +146,7 @@ class PoolScheduler:
                 self._shut_down = True
                 self._refuse_queued(RefusalReason.SHUTTING_DOWN, SHUTTING_DOWN, now_ns, effects)
             case Tick():
-                pass
+                self._rooms.stirred = True
             case _:
                 assert_never(input)
         self._dispatch(now_ns, effects)
@@ -162,6 +164,16 @@ class PoolScheduler:
     def status(self, now_ns: int) -> PoolStatus:
         """Everything the metrics and the live table show; O(tenants + workers)."""
         return pool_status(self._legs, self._queued_total, now_ns)
+
+    @property
+    def kept(self) -> tuple[TenantId, WorkerId] | None:
+        """The worker kept for the most-behind tenant, as of the last decision."""
+        kept = self._placement.kept
+        return (kept[0].spec.tenant_id, kept[1].spec.worker_id) if kept is not None else None
+
+    def estimate_of(self, tenant_id: TenantId, request_id: RequestId) -> int:
+        """Estimated output tokens of a request that waits."""
+        return self._outstanding.tenants[tenant_id].queue[request_id].output_tokens_estimated
 
     # Requests
 
@@ -357,16 +369,25 @@ class PoolScheduler:
                 return
             self._rooms.heard(worker, now_ns)
             lost = tuple(worker.tickets.values()) if spec.epoch > worker.spec.epoch else ()
-            self._fair.leave(worker)
-            worker.change_spec(spec)
-            self._presence.worker_joined(spec)
-            if spec.role is WorkerRole.BOTH and not worker.draining:
-                self._fair.join(worker)
+            self._change_spec(worker, spec)
             for held in reversed(lost):
                 self._lose_leg(held, now_ns, effects)
             self._refuse_stranded(now_ns, effects)
         for held in self._legs.worker_attached(worker, now_ns):
             self._lose_leg(held, now_ns, effects)
+
+    def _change_spec(self, worker: Worker, spec: WorkerSpec) -> None:
+        """Another size or role is another place in F; another epoch alone is not."""
+        capacity_before = worker.capacity_tokens if worker.is_member else 0
+        takes_requests = spec.role is WorkerRole.BOTH and not worker.draining
+        if worker.is_member != takes_requests or capacity_tokens(spec) != capacity_before:
+            self._fair.leave(worker)
+            worker.change_spec(spec)
+            if takes_requests:
+                self._fair.join(worker, capacity_before)
+        else:
+            worker.change_spec(spec)
+        self._presence.worker_joined(spec)
 
     def _acceptable(self, spec: WorkerSpec) -> bool:
         """A worker that can hold nothing, or with another block size than the pool's, is not taken in."""
@@ -476,13 +497,21 @@ class PoolScheduler:
             self._placement.map_version += 1
 
     def _dispatch(self, now_ns: int, effects: list[Effect]) -> None:
-        """Dispatch while a worker has room and someone may run; each pass grants one request."""
+        """Dispatch while a worker has room and someone may run; each pass grants one request.
+
+        Where neither clocks, queues nor rooms have changed since the last look, there is nothing to find. What a
+        changed map alone makes fit is found at the next change or ``Tick``.
+        """
+        if not (self._fair.stirred or self._rooms.stirred):
+            return
         while self._queued_total and self._rooms.open:
-            choice = self._placement.choose(now_ns)
+            window = self._placement.window()
+            choice = self._placement.choose(window, now_ns)
             if choice is None:
-                return
-            effects.append(self._legs.open(choice, now_ns))
+                break
+            effects.append(self._legs.open(choice, window, now_ns))
             self._queued_total -= 1
+        self._fair.stirred = self._rooms.stirred = False
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:
         """Say when time alone next brings something about, where that is sooner than was said before."""

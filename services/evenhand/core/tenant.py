@@ -54,6 +54,24 @@ class Queued:
         self.map_version = -1
 
 
+class BestHead:
+    """A tenant's head with the largest cached share at one worker, regardless of room; and the smallest need."""
+
+    __slots__ = ("blocks", "blocks_min", "plain", "queued", "share", "tokens")
+
+    def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
+        self.queued = queued
+        self.tokens = tokens
+        """Cached tokens there."""
+        self.share = share
+        self.blocks = blocks
+        """KV blocks it needs there."""
+        self.blocks_min = blocks
+        """The least that any of the heads needs there."""
+        self.plain = plain
+        """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
+
+
 class Tenant:
     """Mutable state of a tenant. Its clock ``v`` and its place in A are written by ``FairQueue`` alone."""
 
@@ -99,8 +117,8 @@ class Tenant:
         self.backlogged_ns = 0
         self.backlogged_from_ns = 0
         self._heads: tuple[Queued, ...] | None = None
-        self.best: dict[WorkerId, tuple[int, Queued]] = {}
-        """Per worker: the head with the largest cached share there, regardless of room (a cache)."""
+        self.best: dict[WorkerId, BestHead] = {}
+        """What placement worked out per worker, until a head or its look-up changes."""
         self.matched_at_ns = 0
         self.matched_version = -1
 

@@ -1,10 +1,10 @@
-"""The life of a request: submit → grant → settle, and every other way it can end. FAULTS.md, "Tickets", "Answers"."""
+"""The life of a request, and every way it can end. FAULTS.md, "Tickets and lifecycles" and "Answers"."""
 
 import pytest
+from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
 
 from evenhand.core.facts import LegOutcome, RefusalReason, TenantState, Usage
 from evenhand.core.steps import LegEnded, Renew, Settle, ShutDown, TicketUnknown
-from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
 
 
 @pytest.fixture

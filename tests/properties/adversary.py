@@ -1,0 +1,305 @@
+"""A seeded adversary: tenants, workers and affinities as unkind as the interface allows, against one scheduler.
+
+Every choice comes from one ``random.Random(seed)``; a run is replayed by its seed. What each leg truly uses is
+decided at its grant, far from the estimate in either direction, and the engine's cached tokens are not those
+predicted. A run ends by draining: nothing new is submitted and everything that is open ends.
+"""
+
+import random
+from dataclasses import dataclass, replace
+
+from tests.properties.fairness_oracle import Oracle
+
+from evenhand.core.cache_map import CacheMap
+from evenhand.core.facts import (
+    CostWeights,
+    LegOutcome,
+    Request,
+    SchedulerConfig,
+    TenantSpec,
+    TenantState,
+    Ticket,
+    Usage,
+    WorkerLoad,
+    WorkerSpec,
+)
+from evenhand.core.fold import fold
+from evenhand.core.ids import Epoch, PoolId, RequestId, Seq, TenantId, WorkerId
+from evenhand.core.kv import KvBatch, Removed, Stored
+from evenhand.core.presence import Presence
+from evenhand.core.scheduler import PoolScheduler
+from evenhand.core.steps import (
+    Cancel,
+    Effect,
+    Granted,
+    Input,
+    LegEnded,
+    MapChanged,
+    Renew,
+    Settle,
+    Submit,
+    TenantChanged,
+    Tick,
+    WorkerDrained,
+    WorkerGone,
+    WorkerHeard,
+    WorkerJoined,
+)
+
+POOL = PoolId("pool")
+BLOCK = 16
+MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Unkindness:
+    """What the adversary may do besides submitting and settling."""
+
+    workers_max: int = 4
+    tenants_max: int = 5
+    steps: int = 250
+    worker_loss: bool = False
+    worker_sizes: bool = False
+    """Workers of different KV size and length, requests that fit only some."""
+    weight_changes: bool = False
+    limits: bool = False
+    """Concurrency limits and suspended tenants."""
+    cancels: bool = False
+    expiry: bool = False
+    scaled_window: bool = False
+    tight_kv: bool = False
+    client_estimates: bool = True
+    one_sided: bool = False
+    """The first tenant is charged far too much for each leg, the others what they use."""
+
+
+class Adversary:
+    def __init__(self, seed: int, unkindness: Unkindness) -> None:
+        self.rng = rng = random.Random(seed)
+        self.unkind = unkindness
+        self.config = SchedulerConfig(
+            POOL,
+            cost=CostWeights(),
+            window_fixed=None if unkindness.scaled_window else rng.choice([0.0, 50.0, 300.0, 2_000.0]),
+            tenants_considered_max=rng.choice([1, 2, 32]),
+            sticky_tenants_max=rng.choice([1, 2, 16]),
+            requests_considered_max=rng.choice([1, 3, 8]),
+            cold_decline_tokens=rng.choice([32, 64, 512]),
+            overtakes_max=rng.choice([0, 1, 4, 32]),
+            prefill_pending_max_tokens=rng.choice([200, 2_048, 1 << 40]),
+            headroom_divisor=rng.choice([2, 8, 1 << 40]),
+            ticket_ttl_ms=400 if unkindness.expiry else 1 << 30,
+            worker_stale_after_ms=1 << 30,
+            worker_lost_after_ms=1 << 31,
+            matches_refresh_ms=0,
+            output_estimate_default_tokens=rng.choice([1, 64, 400]),
+        )
+        self.map = CacheMap()
+        self.presence = Presence(self.map)
+        self.scheduler = PoolScheduler(self.config, self.presence)
+        self.oracle = Oracle(self.scheduler, self.config, CostWeights(), self.presence)
+        self.now_ns = 0
+        self.tenants: dict[TenantId, TenantSpec] = {}
+        self.workers: dict[WorkerId, WorkerSpec] = {}
+        self.seqs: dict[WorkerId, int] = {}
+        self.running: dict[TenantId | str, Ticket] = {}
+        self.truth: dict[str, Usage] = {}
+        self.count = 0
+        self.families = [self._chain(family) for family in range(rng.randrange(1, 5))]
+        self.on: dict[TenantId, bool] = {}
+
+    def run(self) -> None:
+        rng = self.rng
+        for index in range(rng.randrange(2, self.unkind.tenants_max + 1)):
+            tenant_id = TenantId(f"t{index}")
+            self._tenant(TenantSpec(tenant_id, weight=rng.choice([0.25, 1.0, 1.0, 3.0])))
+            self.on[tenant_id] = True
+        for index in range(rng.randrange(1, self.unkind.workers_max + 1)):
+            self._join(WorkerId(f"w{index}"))
+        for _ in range(self.unkind.steps):
+            self.now_ns += rng.randrange(0, 20 * MS)
+            self._act()
+        self._drain()
+        self.oracle.judge_bounds()
+        self.oracle.drained()
+
+    # Acts
+
+    def _act(self) -> None:
+        rng, unkind = self.rng, self.unkind
+        roll = rng.random()
+        if roll < 0.45:
+            self._submit()
+        elif roll < 0.80:
+            self._settle()
+        elif roll < 0.84:
+            tenant_id = rng.choice(list(self.on))
+            self.on[tenant_id] = not self.on[tenant_id]
+        elif roll < 0.87:
+            self._events()
+        elif roll < 0.89:
+            self._step(Tick())
+        elif roll < 0.91 and self.running:
+            ticket = rng.choice(list(self.running.values()))
+            truth = self.truth[ticket.ticket_id]
+            self._step(Renew(ticket.ticket_id, replace(truth, output_tokens=truth.output_tokens // 2)))
+        elif roll < 0.93 and unkind.cancels:
+            self._cancel()
+        elif roll < 0.95 and unkind.weight_changes:
+            spec = rng.choice(list(self.tenants.values()))
+            self._tenant(replace(spec, weight=rng.choice([0.25, 1.0, 3.0])))
+        elif roll < 0.97 and unkind.limits:
+            spec = rng.choice(list(self.tenants.values()))
+            state = rng.choice([TenantState.ACTIVE, TenantState.ACTIVE, TenantState.SUSPENDED])
+            self._tenant(replace(spec, concurrency_max=rng.choice([0, 1, 2]), state=state))
+        elif unkind.worker_loss:
+            self._shake_worker()
+
+    def _submit(self) -> None:
+        rng = self.rng
+        ids = [tenant_id for tenant_id, is_on in self.on.items() if is_on]
+        if not ids:
+            return
+        self.count += 1
+        family = rng.choice(self.families)
+        blocks = rng.randrange(0, 12)
+        keys = family[:blocks] + tuple(rng.getrandbits(60) for _ in range(rng.randrange(0, 5)))
+        prompt = len(keys) * BLOCK + rng.randrange(1, BLOCK)
+        output = rng.choice([1, 30, 300])
+        if self.unkind.worker_sizes and rng.random() < 0.2:
+            prompt, output = 1_500 + rng.randrange(600), 30
+        tenant_id = rng.choice(ids)
+        expected = rng.choice([None, 1, 200]) if self.unkind.client_estimates else None
+        if self.unkind.one_sided:
+            output, expected = (2_000, 2_000) if tenant_id == "t0" else (1, 1)
+        request = Request(
+            RequestId(f"r{self.count}"),
+            tenant_id,
+            keys,
+            prompt,
+            output,
+            expected,
+            size_bytes=8 * len(keys),
+            excluded_workers=tuple(rng.sample(list(self.workers), 1)) if rng.random() < 0.05 else (),
+        )
+        self._step(Submit(request))
+
+    def _settle(self) -> None:
+        if not self.running:
+            return
+        rng = self.rng
+        ticket = rng.choice(list(self.running.values()))
+        truth = self.truth[ticket.ticket_id]
+        outcome = LegOutcome.SETTLED
+        if self.unkind.worker_loss and rng.random() < 0.05:
+            outcome = LegOutcome.WORKER_LOST
+        usage = None if rng.random() < 0.05 else truth
+        self._step(Settle(ticket.ticket_id, usage, outcome))
+        if rng.random() < 0.05:
+            self._step(Settle(ticket.ticket_id, truth))
+
+    def _cancel(self) -> None:
+        rng = self.rng
+        asked = [(t.tenant_id, t.request_id) for t in self.running.values()]
+        asked += [(t, r.request_id) for t, book in self.oracle.books.items() for r in book.queue]
+        if asked:
+            tenant_id, request_id = rng.choice(asked)
+            usage = rng.choice([None, Usage(), Usage(40, 0, 3)])
+            self._step(Cancel(tenant_id, request_id, usage))
+
+    def _events(self) -> None:
+        """A worker's cache changes: a family's prefix appears, or goes."""
+        if not self.workers:
+            return
+        rng = self.rng
+        worker_id = rng.choice(list(self.workers))
+        keys = rng.choice(self.families)[: rng.randrange(1, 12)]
+        operation = Stored(keys) if rng.random() < 0.7 else Removed(keys)
+        self.seqs[worker_id] = self.seqs.get(worker_id, 0) + 1
+        batch = KvBatch(worker_id, self.workers[worker_id].epoch, Seq(self.seqs[worker_id]), (operation,))
+        fold(self.map, batch)
+        self._step(MapChanged(worker_id))
+
+    def _shake_worker(self) -> None:
+        rng = self.rng
+        roll = rng.random()
+        if roll < 0.3 and len(self.workers) > 1:
+            worker_id = rng.choice(list(self.workers))
+            del self.workers[worker_id]
+            self._step(WorkerGone(worker_id, "It left."))
+        elif roll < 0.6:
+            self._join(WorkerId(f"w{rng.randrange(self.unkind.workers_max + 1)}"))
+        elif len(self.workers) > 1:
+            self._step(WorkerDrained(rng.choice(list(self.workers)), rng.random() < 0.5))
+
+    def _join(self, worker_id: WorkerId) -> None:
+        """Join, or come back with a later epoch."""
+        rng = self.rng
+        known = self.workers.get(worker_id)
+        kv_blocks = 60 if self.unkind.tight_kv else 4_000
+        if self.unkind.worker_sizes:
+            kv_blocks = rng.choice([60, 140, 4_000])
+        spec = WorkerSpec(
+            worker_id,
+            POOL,
+            "http://w",
+            Epoch(known.epoch + 1 if known else self.count + 1),
+            known.slots if known else rng.choice([1, 2, 4, 16]),
+            known.kv_blocks if known else kv_blocks,
+            BLOCK,
+        )
+        self.seqs[worker_id] = 0
+        self.workers[worker_id] = spec
+        self._step(WorkerJoined(spec))
+
+    def _tenant(self, spec: TenantSpec) -> None:
+        self.tenants[spec.tenant_id] = spec
+        self._step(TenantChanged(spec))
+
+    def _drain(self) -> None:
+        for spec in tuple(self.tenants.values()):
+            self._tenant(replace(spec, state=TenantState.ACTIVE))
+        for worker_id in tuple(self.workers):
+            self._step(WorkerDrained(worker_id, False))
+        for _ in range(20_000):
+            if not any(book.queue or book.open_ids for book in self.oracle.books.values()):
+                return
+            self.now_ns += 50 * MS
+            if self.running:
+                ticket = next(iter(self.running.values()))
+                self._step(Settle(ticket.ticket_id, self.truth[ticket.ticket_id]))
+            else:
+                self._step(Tick())
+        raise AssertionError("the run does not drain")
+
+    def _step(self, input: Input) -> tuple[Effect, ...]:
+        for worker_id in self.workers:
+            if self.unkind.worker_loss and self.rng.random() < 0.02:
+                load = WorkerLoad(0, 0, 0.0, self.now_ns)
+                self._one(WorkerHeard(worker_id, load))
+        return self._one(input)
+
+    def _one(self, input: Input) -> tuple[Effect, ...]:
+        effects = self.scheduler.step(input, self.now_ns)
+        for effect in effects:
+            match effect:
+                case Granted(ticket):
+                    if ticket.ticket_id not in self.truth:
+                        self.running[ticket.ticket_id] = ticket
+                        self.truth[ticket.ticket_id] = self._true_usage(ticket)
+                case LegEnded(ticket):
+                    del self.running[ticket.ticket_id]
+                case _:
+                    pass
+        self.oracle.observe(input, effects, self.now_ns)
+        return effects
+
+    def _true_usage(self, ticket: Ticket) -> Usage:
+        rng = self.rng
+        if self.unkind.one_sided:
+            return Usage(ticket.prompt_tokens, ticket.predicted_cached_tokens, 1)
+        cached = rng.choice([0, ticket.predicted_cached_tokens, ticket.prompt_tokens])
+        return Usage(ticket.prompt_tokens, cached, rng.randrange(0, ticket.output_tokens_max + 1))
+
+    def _chain(self, family: int) -> tuple[int, ...]:
+        return tuple(family * 1_000 + i + 1 for i in range(12))
