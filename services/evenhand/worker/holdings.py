@@ -107,6 +107,11 @@ class Holdings:
         """Keys held on a tier, oldest first; for reading only."""
         return self._held[tier]
 
+    def restamp(self, seq: Seq) -> None:
+        """All that is held counts as stored in batch ``seq``."""
+        for tier in TIERS:
+            self._held[tier] = dict.fromkeys(self._held[tier], seq)
+
     def doubted_total(self) -> int:
         """Names that could be phantoms: the most phantoms there can be."""
         return sum(len(lane.doubted) for lane in self._lanes)

@@ -154,9 +154,14 @@ class Translator:
         """The engine's size became known."""
         self._holdings.set_device_blocks(kv_blocks)
 
-    def learn_block_size(self, block_size_tokens: int) -> None:
-        """The engine's block size became known; one that is known already stands."""
-        self._block_size = self._block_size or block_size_tokens
+    def counters_continue(self, counters: TranslatorCounters) -> None:
+        """Count on where another translator of the same edge ended."""
+        for name, value in counters.as_mapping().items():
+            setattr(self.counters, name, value)
+
+    def restamp(self, seq: Seq) -> None:
+        """All that is held counts as stored in batch ``seq``: numbers have begun anew."""
+        self._holdings.restamp(seq)
 
     def forget_all(self) -> None:
         """A new life of the engine's cache: nothing is held. Counters go on."""
