@@ -39,7 +39,7 @@ POLICIES = ("evenhand", "round-robin", "cache-greedy")
 TRACE = Path(__file__).parent / "data" / "mooncake_conversation_sample.jsonl"
 REFRESH_SECONDS = 0.5
 PLAIN_REPORT_SECONDS = 6.0
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 90.0
 
 
 @dataclass(frozen=True, slots=True)

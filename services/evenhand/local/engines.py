@@ -56,7 +56,7 @@ class EngineFleet:
         try:
             await asyncio.gather(*(process.start(_ready(process.log_file)) for process in self.processes))
             self.workers = tuple(
-                StackWorker(worker_id=process.name, **_addresses(process.log_file) or {})
+                StackWorker(worker_id=process.name, slots=self.config.slots, **_addresses(process.log_file) or {})
                 for process in self.processes
             )
         except BaseException:

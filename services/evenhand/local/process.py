@@ -50,7 +50,7 @@ class ManagedProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 20.0) -> None:
+    async def start(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
         """Start and wait until ``ready()`` is true.
 
         Raises ``Unavailable`` with one sentence, the last log lines behind it, if the child ends or stays unready.

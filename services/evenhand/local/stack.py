@@ -43,7 +43,7 @@ log = get_logger("stack")
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.5
 RESTART_PAUSE_SECONDS_MAX = 10.0
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Stack:
         checkpoint.parent.mkdir(exist_ok=True)
         arguments: tuple[str, ...] = (
             "worker-edge", "--worker-id", worker.name, "--pool", self.config.pool, "--address", worker.address,
-            "--checkpoint", str(checkpoint),
+            "--checkpoint", str(checkpoint), "--slots", str(worker.slots),
         )  # fmt: skip
         arguments += ("--kv-events", worker.kv_events) if worker.kv_events else ("--no-events",)
         if worker.replay:

@@ -8,6 +8,7 @@
         kv_events: tcp://gpu-1.internal:5557       # vLLM's --kv-events-config endpoint
         replay: tcp://gpu-1.internal:5657          # its replay_endpoint, if it has one
         worker_id: gpu-1                           # default: host-port of the address
+        slots: 256                                 # its --max-num-seqs; default 64
     tenants:
       - {tenant_id: search, weight: 3}
       - {tenant_id: batch}
@@ -40,6 +41,8 @@ class StackWorker(_Strict):
     kv_events: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
     replay: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
     worker_id: Annotated[str, Field(max_length=200)] = ""
+    slots: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Sequences the engine runs at once, its ``--max-num-seqs``."""
 
     @property
     def name(self) -> str:

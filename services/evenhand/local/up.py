@@ -6,7 +6,7 @@
                 --worker http://gpu-2:8000 --kv-events tcp://gpu-2:5557
     evenhand up --file stack.yaml
 
-Each ``--kv-events`` and ``--replay`` belongs to the ``--worker`` before it. What is kept lies in ``--data-dir``;
+Each ``--kv-events``, ``--replay`` and ``--slots`` belongs to the ``--worker`` before it. What is kept lies in ``--data-dir``;
 each tenant's API key is made at the first start and kept there in ``api_keys.json``, readable by its owner alone.
 """
 
@@ -53,8 +53,9 @@ def parser() -> argparse.ArgumentParser:
         ("--worker", "address", "http://HOST:PORT of an engine; repeat for each"),
         ("--kv-events", "kv_events", "tcp://HOST:PORT of the events of the --worker before it"),
         ("--replay", "replay", "tcp://HOST:PORT of the replay socket of the --worker before it"),
+        ("--slots", "slots", "sequences the --worker before it runs at once, its --max-num-seqs (default: 64)"),
     ):
-        options.add_argument(option, dest="workers", action=_AppendWorker, const=key, metavar="URL", help=text)
+        options.add_argument(option, dest="workers", action=_AppendWorker, const=key, metavar="VALUE", help=text)
     options.add_argument("--file", type=Path, help="a YAML file in place of --worker: pool, workers, tenants")
     options.add_argument("--pool", default="default", help="the pool's name, with --worker (default: %(default)s)")
     options.add_argument(
