@@ -196,13 +196,10 @@ def random_messages(seed: int) -> Iterator[KvMessage]:
         if 20 < kind < 30:
             for index in (0, 1):
                 yield SnapshotPart(name, epoch, Seq(seqs[name] - kind % 2), kind, index, 2, tier, some[index:])
-        operations = (
-            Stored(some, tier),
-            Removed(some[:2], tier),
-            Stored(some[1:]),
-            *((Cleared(),) * (kind == 30)),
-        )
-        yield KvBatch(name, epoch, Seq(seqs[name]), operations)
+        done: list[KvOperation] = [Stored(some, tier), Removed(some[:2], tier), Stored(some[1:])]
+        if kind == 30:
+            done.insert(2, Cleared())
+        yield KvBatch(name, epoch, Seq(seqs[name]), tuple(done))
 
 
 def trace(seed: int) -> str:
