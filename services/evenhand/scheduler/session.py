@@ -83,8 +83,10 @@ class Session:
             self._break_off()
 
     def ticket_ended(self, entry: OpenTicket, ended: LegEnded) -> None:
-        """A ticket of this stream ended by itself."""
+        """A ticket of this stream ended. One that a client ended, here or elsewhere, is only forgotten."""
         self._tickets.pop(entry.token, None)
+        if ended.outcome not in (LegOutcome.WORKER_LOST, LegOutcome.EXPIRED):
+            return
         lost = ended.outcome is LegOutcome.WORKER_LOST
         sentence = (
             f"Worker {entry.ticket.worker_id} was lost; the request waits for another place."
