@@ -177,12 +177,15 @@ class _Follower:
     async def _mind_silence(
         self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, object], poll_ms: float
     ) -> None:
-        """Count the poll for those that showed nothing; doubt the idle; decide about the doubted."""
+        """Count the poll for those that showed nothing; doubt the idle; decide about the doubted.
+
+        A poll counts for its own length at most: what this process slept through is not the broker's silence.
+        """
         overdue: list[TopicPartition] = []
         for partition, cursor in self._partitions.items():
             if partition in fetched or not cursor.started:
                 continue
-            cursor.silent_ms += poll_ms
+            cursor.silent_ms += min(poll_ms, POLL_MS)
             if cursor.doubted and cursor.silent_ms >= self._config.verify_silence_ms:
                 overdue.append(partition)
             elif not cursor.doubted and cursor.silent_ms >= self._config.probe_idle_ms:

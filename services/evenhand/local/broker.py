@@ -75,19 +75,15 @@ class EmbeddedBroker:
         await self._process.start(self._answers, READY_SECONDS_MAX)
 
     async def stop(self) -> None:
-        """End it within bounded time; what it held is gone."""
-        if self._process is not None:
-            self.resume()
-            await self._process.stop()
+        """End it; what it held is gone."""
+        await self.kill()
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch, self._log_file = None, None
 
     async def restart(self) -> None:
         """Another, empty broker on the same port; its clients reconnect by themselves."""
-        if self._process is not None:
-            self.resume()
-            await self._process.stop()
+        await self.kill()
         for _ in range(PORT_POLLS_MAX):
             if _bind_fault(self._port) is None:
                 break
@@ -95,7 +91,10 @@ class EmbeddedBroker:
         await self.start()
 
     async def kill(self) -> None:
-        """``kill -9``; returns once it is gone."""
+        """``kill -9``; returns once it is gone.
+
+        It is the one way to end it: it has nothing to save, and asked politely it waits seconds for its clients.
+        """
         if self._process is not None and self._process.running:
             self._process.kill()
             await self._process.wait()
