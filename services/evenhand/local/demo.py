@@ -40,6 +40,10 @@ TRACE = Path(__file__).parent / "data" / "mooncake_conversation_sample.jsonl"
 REFRESH_SECONDS = 0.5
 PLAIN_REPORT_SECONDS = 6.0
 READY_SECONDS_MAX = 90.0
+QUIET_SECONDS = 2.0
+"""Nothing new arrives in the last seconds of a load, so that what is short of its due was truly left waiting."""
+PLAIN_WIDTH = 120
+"""Columns where there is no terminal to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Demo:
         self.ledgers: list[tuple[str, Ledger]] = []
 
     def _plan(self) -> list[Arrival]:
-        duration_ms = self.config.seconds * 1_000
+        duration_ms = (self.config.seconds - min(QUIET_SECONDS, self.config.seconds / 4)) * 1_000
         if self.config.workload == "mooncake":
             return plan_from_mooncake(TRACE, duration_ms, speed=5.0)
         return plan(DemoLoad(), duration_ms, self.config.seed)
@@ -260,4 +264,7 @@ def main(argv: Sequence[str]) -> int:
     """The command's entry; a fault reaches the caller as one sentence."""
     config = config_of(parser().parse_args(argv))
     configure_logs("demo", "console", "warning")
-    return asyncio.run(run(config, Console()))
+    console = Console()
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return asyncio.run(run(config, console))

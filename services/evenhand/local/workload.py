@@ -6,7 +6,7 @@ the same plan puts the same load on every routing policy, and a slow policy cann
 Three tenants stand for the three forces that pull on a router:
 
 =========  ==========================================================================================
-``flood``  one shared 1,600-token prefix, several times its fair share: the prefix is hot everywhere it lands
+``flood``  a few applications with a 1,600-token prefix each, together several times its fair share
 ``chat``   multi-turn conversations: every turn's prompt begins with all of the turns before
 ``cold``   prompts that nobody has seen before
 =========  ==========================================================================================
@@ -45,9 +45,10 @@ class Arrival:
 class DemoLoad:
     """Rates and lengths of the three tenants; lengths in tokens."""
 
-    flood_per_second: float = 12.0
-    chat_per_second: float = 2.5
-    cold_per_second: float = 1.2
+    flood_per_second: float = 48.0
+    chat_per_second: float = 4.0
+    cold_per_second: float = 2.0
+    flood_applications: int = 4
     shared_prefix_tokens: int = 1_600
     flood_suffix_tokens: int = 64
     flood_output_tokens: int = 24
@@ -75,9 +76,9 @@ def _times(generator: random.Random, per_second: float, duration_ms: float) -> I
 
 
 def _flood(load: DemoLoad, generator: random.Random, duration_ms: float) -> Iterator[Arrival]:
-    shared = _tokens(generator, load.shared_prefix_tokens)
+    shared = [_tokens(generator, load.shared_prefix_tokens) for _ in range(load.flood_applications)]
     for at_ms in _times(generator, load.flood_per_second, duration_ms):
-        prompt = shared + _tokens(generator, load.flood_suffix_tokens)
+        prompt = generator.choice(shared) + _tokens(generator, load.flood_suffix_tokens)
         yield Arrival(at_ms, "flood", prompt, load.flood_output_tokens)
 
 
