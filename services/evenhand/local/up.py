@@ -6,8 +6,9 @@
                 --worker http://gpu-2:8000 --kv-events tcp://gpu-2:5557
     evenhand up --file stack.yaml
 
-Each ``--kv-events``, ``--replay`` and ``--slots`` belongs to the ``--worker`` before it. What is kept lies in ``--data-dir``;
-each tenant's API key is made at the first start and kept there in ``api_keys.json``, readable by its owner alone.
+Each ``--kv-events``, ``--replay`` and ``--slots`` belongs to the ``--worker`` before it. What is kept lies in
+``--data-dir``; each tenant's API key is made at the first start and kept there in ``api_keys.json``, readable by
+its owner alone.
 """
 
 import argparse

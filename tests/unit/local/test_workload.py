@@ -1,6 +1,5 @@
 """Plans: seeded, in time order, and with the prefixes that make them worth routing."""
 
-import itertools
 from itertools import pairwise
 from pathlib import Path
 
