@@ -66,6 +66,8 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         self.legs: dict[str, int] = {}
         self.lose_next_answer: set[str] = set()
         """Methods whose next result is worked out but never sent: the connection breaks instead."""
+        self.gates: dict[str, asyncio.Event] = {}
+        """Methods whose results are worked out, and sent once the event is set."""
         self._changed = asyncio.Event()
         self.server: grpc.aio.Server | None = None
         self.port = 0
@@ -135,6 +137,8 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
             result = await getattr(self, f"_{method}")(request, stream)
         finally:
             self._changed.set()
+        if method in self.gates:
+            await self.gates[method].wait()
         if method in self.lose_next_answer:
             self.lose_next_answer.discard(method)
             if stream is not None:

@@ -339,6 +339,25 @@ class TestRun:
         assert len(fake.settled) == 1
         assert not fake.queued
 
+    async def test_a_cancel_while_a_lost_leg_is_settled_leaves_nothing(
+        self, fake: FakeScheduler, connect: Any
+    ) -> None:
+        gate = fake.gates["settle"] = asyncio.Event()
+
+        async def call(grant: Any) -> None:
+            raise ConnectionResetError("gone")
+
+        async with connect() as client:
+            running = asyncio.create_task(client.run(call, **ASK))
+            await fake.until(lambda: fake.settled)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            gate.set()
+            await fake.until(lambda: fake.cancelled)
+        assert len(fake.acquired) == 1
+        assert not fake.queued
+
     async def test_a_cancel_between_legs_leaves_nothing(self, fake: FakeScheduler, connect: Any) -> None:
         async def call(grant: Any) -> None:
             fake.holding = True
