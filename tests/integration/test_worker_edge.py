@@ -23,6 +23,10 @@ async def settle(b: Bench, reader: MapReader, expected: set[int], what: str) -> 
     await reader.until(lambda: reader.held() == expected and reader.complete(), what)
 
 
+async def holds(reader: MapReader, expected: set[int], what: str) -> None:
+    await reader.until(lambda: expected <= reader.held() and reader.complete(), what)
+
+
 async def test_what_the_engine_stores_and_evicts_is_what_the_map_holds() -> None:
     async with bench(kv_blocks=33) as b, b.edge() as edge:
         reader = MapReader(b.log)
@@ -35,7 +39,7 @@ async def test_what_the_engine_stores_and_evicts_is_what_the_map_holds() -> None
         for _ in range(12):
             prompt = b.prompt(6)
             await b.complete(prompt)
-            await reader.until(lambda expected=b.keys(prompt): expected <= reader.held(), "the prompt's blocks")
+            await holds(reader, b.keys(prompt), "the prompt's blocks")
         assert len(reader.held()) <= 32
         held_here = (await b.complete(first)) // 16
         assert held_here == len(b.keys(first) & reader.held())

@@ -11,7 +11,7 @@ digest, a replay begins with that very frame, and only the same digest is the sa
     FOLLOWING  frame, number ≤ last, same digest        FOLLOWING  (a duplicate; counted)
     FOLLOWING  frame, number ≤ last, another digest     FOLLOWING  BeginLife; then as the first of a life
     FOLLOWING  frame, number > last + 1 (or first > 0)  ASKING     AskReplay(last), the frame is held back
-    FOLLOWING  connected                                ASKING     AskReplay(last)
+    any        connected                                ASKING     AskReplay(last)
     any        another process start time               ASKING     BeginLife, AskReplay(0)
     ASKING     frame                                    ASKING     held back, bounded
     ASKING     replayed frame, the last, same digest    ASKING     (the same life)
@@ -128,9 +128,10 @@ class Continuity:
 
     def connected(self) -> list[Action]:
         """The engine's event socket is connected, for the first time or again; frames may be missing."""
-        if self._replays and self._state is _State.FOLLOWING:
-            return [self._ask()]
-        return []
+        if not self._replays:
+            return []
+        self._drop_held()
+        return [self._ask()]
 
     def process_started(self, at_ms: int) -> list[Action]:
         """The engine's metrics say when its process started."""
@@ -141,6 +142,7 @@ class Continuity:
         actions: list[Action] = [self._begin_life("The engine's process started anew.")]
         self.process_started_at_ms = at_ms
         if self._replays:
+            self._drop_held()
             actions.append(self._ask())
         return actions
 
@@ -252,6 +254,7 @@ class Continuity:
         return [begun, self._deliver(delivery)]
 
     def _again(self, reason: str) -> list[Action]:
+        self._drop_held()
         return [self._begin_life(reason), self._ask()]
 
     def _prove_without_replay(self, seq: int) -> bool:
@@ -290,8 +293,12 @@ class Continuity:
         if len(self._held) > HELD_FRAMES_MAX or self._held_bytes > HELD_BYTES_MAX:
             self.counters.held_overflowed += 1
             self._overflowed = True
-            self._held.clear()
-            self._held_bytes = 0
+            self._drop_held()
+
+    def _drop_held(self) -> None:
+        """Frames held back may be of a life that is over; a replay asked for from here on has them if not."""
+        self._held.clear()
+        self._held_bytes = 0
 
 
 def _digest(payload: bytes) -> bytes:

@@ -156,14 +156,15 @@ def _decode_event_by_event(payload: bytes) -> EngineFrame:
 
 def _decode_event(encoded: msgspec.Raw) -> tuple[EngineEvent | None, bool]:
     """The event, or None, and whether it has fields that are not known."""
-    lead = memoryview(encoded)[0]
+    head = memoryview(encoded)
+    lead = head[0]
     if 0x90 <= lead <= 0x9F or lead in (0xDC, 0xDD):
         try:
             event: EngineEvent = _decode_array(encoded)
         except (msgspec.DecodeError, RecursionError):
             return None, False
-        name = type(event).__struct_config__.tag
-        return event, 0x90 <= lead <= 0x9F and lead - 0x90 > _ARRAY_FIELDS[str(name)]
+        length = lead - 0x90 if lead <= 0x9F else int.from_bytes(head[1 : 3 if lead == 0xDC else 5], "big")
+        return event, length > _ARRAY_FIELDS[str(type(event).__struct_config__.tag)]
     try:
         return _decode_map_strict(encoded), False
     except (msgspec.DecodeError, RecursionError):
