@@ -34,6 +34,7 @@ from evenhand.core.steps import (
     MapChanged,
     Refused,
     Renew,
+    Renewed,
     Submit,
     TenantChanged,
     WorkerDrained,
@@ -146,6 +147,7 @@ class Oracle:
         booked = dict.fromkeys(self.books, 0.0)
         steady = {tenant_id: book.reach for tenant_id, book in self.books.items() if book.in_a_since >= 0}
         self._input(input, effects, booked)
+        steady = self._still_steady(steady)
         for effect in effects:
             match effect:
                 case Granted(ticket, decision):
@@ -173,7 +175,8 @@ class Oracle:
                 self.books.setdefault(spec.tenant_id, Book(spec)).spec = spec
             case Renew(ticket_id, usage):
                 leg = self.legs.get(ticket_id)
-                if usage is not None and leg is not None and leg.ended is None:
+                is_renewed = any(isinstance(effect, Renewed) for effect in effects)
+                if usage is not None and leg is not None and is_renewed:
                     used = self.cost.cost(
                         usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.output_tokens
                     )

@@ -98,9 +98,7 @@ class Legs:
 
     def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
         """Usage of a running leg: an undercharge is booked at once, an overcharge waits for the end."""
-        usage = believed_usage(usage, held.ticket)
-        held.usage = usage
-        over = held.cost_of(usage, self.config.cost) - held.booked
+        over = held.cost_of(believed_usage(usage, held.ticket), self.config.cost) - held.booked
         if over > 0.0:
             tenant = self.outstanding.tenants[held.ticket.tenant_id]
             held.booked += over
@@ -290,10 +288,7 @@ class Legs:
             other.overtaken += 1
 
     def _attained(self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None) -> float:
-        """What a leg is paid for; unknown usage keeps what is booked."""
+        """What a leg pays for; unknown usage keeps what is booked, which is never less than what was told of."""
         if outcome is LegOutcome.WORKER_LOST:
             return 0.0
-        if usage is None:
-            return held.booked
-        attained = held.cost_of(usage, self.config.cost)
-        return max(attained, held.booked) if outcome is LegOutcome.EXPIRED else attained
+        return held.booked if usage is None else held.cost_of(usage, self.config.cost)

@@ -9,6 +9,9 @@ Share due: while a tenant is in A, it is due φ/Σφ(A) of whatever the pool dis
 Sums return to exactly zero with the last ticket, whatever floats did on the way.
 """
 
+import math
+from collections.abc import Sequence
+
 from evenhand.core.ids import TenantId
 from evenhand.core.tenant import Tenant
 
@@ -53,13 +56,23 @@ class Outstanding:
     def weight_changed(self) -> None:
         self._active_weight = None
 
-    def below_share(self, tenant: Tenant) -> bool:
-        """May the tenant use headroom: alone, or with less outstanding than its share of the total."""
-        if len(self._active) < 2 or not tenant.granted:
-            return True
+    @property
+    def per_weight(self) -> float:
+        """Outstanding cost per weight at which a tenant has its share; infinite while less than two are active."""
+        if len(self._active) < 2:
+            return math.inf
         if self._active_weight is None:
             self._active_weight = sum(active.spec.weight for active in self._active.values())
-        return tenant.outstanding * self._active_weight < tenant.spec.weight * self.total
+        return self.total / self._active_weight
+
+    def below_share(self, tenant: Tenant) -> bool:
+        """May the tenant use headroom: alone, or with less outstanding than its share of the total."""
+        return not tenant.granted or tenant.outstanding < tenant.spec.weight * self.per_weight
+
+    def those_below_share(self, tenants: Sequence[Tenant]) -> list[Tenant]:
+        """As ``below_share``, for many."""
+        per_weight = self.per_weight
+        return [t for t in tenants if not t.granted or t.outstanding < t.spec.weight * per_weight]
 
     def dispatched(self, tenant: Tenant, cost: float, weight_sum: float) -> None:
         """The pool gave ``cost`` to one tenant while Σφ(A) was ``weight_sum``; corrections count alike."""

@@ -123,6 +123,7 @@ class Placement:
         """The first K of A_w inside the window, their look-ups not older than allowed; None: A_w is empty."""
         front: Front | None = None
         capacity_tokens, count_max = worker.capacity_tokens, self._config.tenants_considered_max
+        map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
         for v, tenant_id, tenant in self._fair.in_order():
             if tenant.reach_tokens > capacity_tokens:
                 continue
@@ -133,7 +134,8 @@ class Placement:
             if len(front.tenants) >= count_max:
                 front.last = (v, tenant_id)
                 break
-            self._refresh_if_due(tenant, now_ns)
+            if tenant.matched_at_ns <= due_before_ns and tenant.matched_version != map_version:
+                self._refresh(tenant, now_ns)
             front.tenants.append(tenant)
         return front
 
@@ -144,7 +146,7 @@ class Placement:
         tenants = front.tenants
         if tight:
             if front.below_share is None:
-                front.below_share = [t for t in tenants if self._outstanding.below_share(t)]
+                front.below_share = self._outstanding.those_below_share(tenants)
             tenants = front.below_share
         if front.last is None:
             return tenants
@@ -159,7 +161,11 @@ class Placement:
                 and served.reach_tokens <= worker.capacity_tokens
                 and (not tight or self._outstanding.below_share(served))
             ):
-                self._refresh_if_due(served, now_ns)
+                if (
+                    served.matched_at_ns <= now_ns - self._refresh_ns
+                    and served.matched_version != self.map_version
+                ):
+                    self._refresh(served, now_ns)
                 sticky.append(served)
         return tenants + sticky if sticky else tenants
 
@@ -196,7 +202,9 @@ class Placement:
                 head = tenant.best.get(worker_id) or self._know(tenant, worker)
                 if head.plain and head.blocks <= plain_blocks:
                     score = head.share - load
-                    if best is not None and score < best.score:
+                    if best is not None and (
+                        score < best.score or (score == best.score and tenant.v > best.tenant.v)
+                    ):
                         continue
                     choice = Choice(tenant, head.queued, worker, head.tokens, score)
                 elif head.blocks_min > free_blocks:
@@ -334,9 +342,7 @@ class Placement:
 
     # Look-ups
 
-    def _refresh_if_due(self, tenant: Tenant, now_ns: int) -> None:
-        if tenant.matched_version == self.map_version or now_ns - tenant.matched_at_ns < self._refresh_ns:
-            return
+    def _refresh(self, tenant: Tenant, now_ns: int) -> None:
         changed = False
         for queued in tenant.heads(self._config.requests_considered_max):
             if queued.map_version != self.map_version and self._look_up(queued):

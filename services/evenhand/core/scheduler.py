@@ -231,8 +231,7 @@ class PoolScheduler:
             return
         held = tenant.granted.get(cancel.request_id)
         if held is not None:
-            usage = cancel.usage if cancel.usage is not None else held.usage
-            self._end(held, LegOutcome.CANCELLED, usage, now_ns, effects)
+            self._end(held, LegOutcome.CANCELLED, cancel.usage, now_ns, effects)
         elif cancel.request_id in tenant.queue:
             self._unqueue(tenant, cancel.request_id, now_ns)
             self._refuse(
@@ -252,7 +251,7 @@ class PoolScheduler:
     def _settle(self, settle: Settle, now_ns: int, effects: list[Effect]) -> None:
         held = self._legs.book.get(settle.ticket_id)
         if held is None:
-            effects.append(TicketUnknown(settle.ticket_id, self._legs.book.outcome(settle.ticket_id)))
+            self._settle_late(settle, now_ns, effects)
             return
         if settle.outcome is LegOutcome.WORKER_LOST:
             self._lose_leg(held, now_ns, effects)
@@ -261,8 +260,24 @@ class PoolScheduler:
         if settle.ttft_ms is not None and worker is not None:
             worker.learn_ttft(held.prefill_pending_tokens, settle.ttft_ms)
         outcome = LegOutcome.CANCELLED if settle.outcome is LegOutcome.CANCELLED else LegOutcome.SETTLED
-        usage = settle.usage if settle.usage is not None or outcome is LegOutcome.SETTLED else held.usage
-        self._end(held, outcome, usage, now_ns, effects)
+        self._end(held, outcome, settle.usage, now_ns, effects)
+
+    def _settle_late(self, settle: Settle, now_ns: int, effects: list[Effect]) -> None:
+        """A settle of a closed ticket changes no clock.
+
+        If its worker was only thought lost and its client has had its answer, or enough of it, the request need
+        not run again: it leaves the queue, where it still waits there.
+        """
+        closed = self._legs.book.closed(settle.ticket_id)
+        is_over = settle.outcome is not LegOutcome.WORKER_LOST
+        if closed is not None and closed.outcome is LegOutcome.WORKER_LOST and is_over:
+            tenant = self._outstanding.tenants.get(closed.tenant_id)
+            waiting = tenant.queue.get(closed.request_id) if tenant is not None else None
+            if tenant is not None and waiting is not None and waiting.leg > 1:
+                self._unqueue(tenant, closed.request_id, now_ns)
+                sentence = f"Request {closed.request_id} ended on a worker that was taken for lost."
+                self._refuse(closed.tenant_id, closed.request_id, RefusalReason.CANCELLED, sentence, effects)
+        effects.append(TicketUnknown(settle.ticket_id, closed.outcome if closed is not None else None))
 
     def _adopt(self, adopted: TicketAdopted, now_ns: int, effects: list[Effect]) -> None:
         ticket = adopted.ticket
@@ -479,7 +494,7 @@ class PoolScheduler:
             for ticket_id in self._legs.book.expired(now_ns):
                 held = self._legs.book.get(ticket_id)
                 assert held is not None
-                self._end(held, LegOutcome.EXPIRED, held.usage, now_ns, effects)
+                self._end(held, LegOutcome.EXPIRED, None, now_ns, effects)
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, age, tenant_id, request_id = heapq.heappop(self._deadlines)
             tenant = self._outstanding.tenants.get(tenant_id)

@@ -15,9 +15,10 @@ answered and changes nothing. Unknown usage never refunds: otherwise saying noth
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from evenhand.core.facts import CostWeights, Decision, LegOutcome, Ticket, Usage
-from evenhand.core.ids import Epoch, Seq, TicketId
+from evenhand.core.ids import Epoch, RequestId, Seq, TenantId, TicketId
 from evenhand.core.tenant import Queued
 
 
@@ -36,7 +37,6 @@ class OpenTicket:
         "prefill_start_ns",
         "queued",
         "ticket",
-        "usage",
     )
 
     def __init__(self, ticket: Ticket, queued: Queued, kv_blocks: int, expires_at_ns: int) -> None:
@@ -46,8 +46,6 @@ class OpenTicket:
         self.expires_at_ns = expires_at_ns
         self.booked = ticket.charge
         """Cost on the tenant's clock for this leg so far: the charge and what usage added."""
-        self.usage: Usage | None = None
-        """The latest usage its owner told while it ran."""
         self.decision: Decision | None = None
         self.prefill_start_ns = 0
         self.prefill_end_ns = 0
@@ -61,14 +59,22 @@ class OpenTicket:
         return cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)
 
 
+class Closed(NamedTuple):
+    """How a ticket ended, and of which request it was a leg."""
+
+    outcome: LegOutcome
+    tenant_id: TenantId
+    request_id: RequestId
+
+
 class TicketBook:
     """All open tickets of a pool and the outcomes of closed ones."""
 
     def __init__(self, outcomes_remembered_max: int) -> None:
         self._open: dict[TicketId, OpenTicket] = {}
         self._expiry: list[tuple[int, TicketId]] = []
-        self._outcomes: dict[TicketId, LegOutcome] = {}
-        self._outcomes_max = outcomes_remembered_max
+        self._closed: dict[TicketId, Closed] = {}
+        self._closed_max = outcomes_remembered_max
 
     def __len__(self) -> int:
         return len(self._open)
@@ -92,9 +98,9 @@ class TicketBook:
     def close(self, ticket_id: TicketId, outcome: LegOutcome) -> OpenTicket:
         """Take a ticket out, once."""
         ticket = self._open.pop(ticket_id)
-        self._outcomes[ticket_id] = outcome
-        if len(self._outcomes) > self._outcomes_max:
-            del self._outcomes[next(iter(self._outcomes))]
+        self._closed[ticket_id] = Closed(outcome, ticket.ticket.tenant_id, ticket.ticket.request_id)
+        if len(self._closed) > self._closed_max:
+            del self._closed[next(iter(self._closed))]
         if len(self._expiry) > 64 and len(self._expiry) > 4 * len(self._open):
             self._expiry = [(t.expires_at_ns, t.ticket.ticket_id) for t in self._open.values()]
             heapq.heapify(self._expiry)
@@ -102,7 +108,12 @@ class TicketBook:
 
     def outcome(self, ticket_id: TicketId) -> LegOutcome | None:
         """How a closed ticket ended, while that is remembered."""
-        return self._outcomes.get(ticket_id)
+        closed = self._closed.get(ticket_id)
+        return closed.outcome if closed is not None else None
+
+    def closed(self, ticket_id: TicketId) -> Closed | None:
+        """A closed ticket, while it is remembered."""
+        return self._closed.get(ticket_id)
 
     def expired(self, now_ns: int) -> tuple[TicketId, ...]:
         """Tickets whose time has run out, in order of expiry; a renewed one is looked at again later."""

@@ -115,6 +115,9 @@ class World:
         fold(self.cache_map, batch)
         self.step(MapChanged(WorkerId(worker)))
 
+    def position(self, worker: str) -> Seq:
+        return Seq(self.seqs[worker])
+
     def v(self, tenant: str) -> float:
         return next(t.virtual_time for t in self.scheduler.status(self.now_ns).tenants if t.tenant_id == tenant)
 
