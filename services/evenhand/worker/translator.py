@@ -56,6 +56,7 @@ PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_a
 """Cache kinds whose blocks make a prefix. A hybrid model's prefix needs its full-attention group; a window's or a
 state's blocks alone are none, and a kind that is not known counts as none."""
 GROUPS_MAX: Final = 1_024
+"""Cache groups are numbered from 0; engines have a handful."""
 LANES_MAX: Final = 4_096
 """Sorts of events whose lane is remembered; others are looked up anew."""
 ROOTS_MAX: Final = 4_096
@@ -398,7 +399,7 @@ class Translator:
         return lane
 
     def _learn_group(self, group: int, prefix: bool) -> None:
-        if self._groups.get(group) is not prefix and (group in self._groups or len(self._groups) < GROUPS_MAX):
+        if self._groups.get(group) is not prefix and 0 <= group < GROUPS_MAX:
             self._groups[group] = prefix
             self._lanes_of_stores.clear()
 
@@ -412,7 +413,7 @@ class Translator:
             self.counters.events_of_remote_blocks += 1
             return None
         group = event.group_idx or 0
-        if not self._groups.get(group, True):
+        if not self._groups.get(group, True) or not 0 <= group < GROUPS_MAX:
             self.counters.events_not_prefix += 1
             return None
         return self._holdings.lane(tier, group)
