@@ -49,14 +49,18 @@ def test_every_recorded_payload_is_reproduced_byte_for_byte(name: str) -> None:
 
 
 def test_bytes_hashes_travel_as_binary() -> None:
-    stored = BlockStored((b"\x01" * 32,), b"\x02" * 32, (1, 2), 2)
+    stored = BlockStored((b"\x01" * 32,), b"\x02" * 32, (1, 2), 2, None, "GPU", None)
     decoded = msgspec.msgpack.decode(EventEncoder().batch(1.0, [stored], 0))
     assert decoded[1][0]["block_hashes"] == [b"\x01" * 32]
     assert decoded[1][0]["parent_block_hash"] == b"\x02" * 32
 
 
 def test_the_array_form_is_positional() -> None:
-    events = [BlockStored((5,), None, (1, 2), 2, lora_name="l"), BlockRemoved((5,)), AllBlocksCleared()]
+    events = [
+        BlockStored((5,), None, (1, 2), 2, None, "GPU", "l", group_idx=0),
+        BlockRemoved((5,), "GPU", 0),
+        AllBlocksCleared(),
+    ]
     decoded = msgspec.msgpack.decode(EventEncoder(EventForm.ARRAY).batch(2.5, events, 3))
     assert decoded == [
         2.5,

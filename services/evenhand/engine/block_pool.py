@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from evenhand.engine.content import Content
-from evenhand.engine.events import AllBlocksCleared, BlockRemoved, EngineHash, KvEvent
+from evenhand.engine.events import GPU, AllBlocksCleared, BlockRemoved, EngineHash, KvEvent
 
 BlockId = int
 """Index of a block in the pool, from 1; 0 is the null block."""
@@ -137,9 +137,9 @@ class BlockPool:
             del copies[name]
         if evicted and self.emit_events:
             if self.coalesce_removals:
-                self._events.append(BlockRemoved(tuple(evicted)))
+                self._events.append(BlockRemoved(tuple(evicted), GPU, 0))
             else:
-                self._events.extend([BlockRemoved((name,)) for name in evicted])
+                self._events.extend([BlockRemoved((name,), GPU, 0) for name in evicted])
         self.version += 1
         return taken
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from evenhand.engine.events import BlockStored, EngineHash, ExtraKeys
+from evenhand.engine.events import FULL_ATTENTION, GPU, BlockStored, EngineHash, ExtraKeys
 
 VOCABULARY_SIZE = 32_000
 """Token ids of generated output lie in [FIRST_OUTPUT_TOKEN, VOCABULARY_SIZE)."""
@@ -142,8 +142,11 @@ class TokenContent:
             token_ids=tuple(self.token_ids(first * self.block_size, last * self.block_size)),
             block_size=self.block_size,
             lora_id=1 if self.lora_name else None,
+            medium=GPU,
             lora_name=self.lora_name,
             extra_keys=tuple(self.extra_keys(index) for index in range(first, last)),
+            group_idx=0,
+            kv_cache_spec_kind=FULL_ATTENTION,
             session_id=self.session_id,
         )
 
@@ -165,8 +168,10 @@ class BlockContent:
         return self._names
 
     def stored(self, first: int, last: int) -> BlockStored:
+        names = self._names
+        parent = names[first - 1] if first else None
         return BlockStored(
-            tuple(self._names[first:last]), self._names[first - 1] if first else None, (), self.block_size
+            tuple(names[first:last]), parent, (), self.block_size, None, GPU, None, None, 0, FULL_ATTENTION
         )
 
 

@@ -20,7 +20,7 @@ replayable), ``silent`` sends nothing and numbers nothing, ``duplicate`` sends e
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,7 +29,7 @@ import zmq
 import zmq.asyncio
 
 from evenhand.core.errors import InvalidConfig
-from evenhand.engine.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, ExtraKeys, KvEvent
+from evenhand.engine.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
 END_OF_REPLAY = b"\xff" * 8
 """The sequence number −1: nothing more comes."""
@@ -47,35 +47,6 @@ class EventForm(Enum):
     ARRAY = "array"
 
 
-class _StoredMap(msgspec.Struct, tag="BlockStored", omit_defaults=True):
-    block_hashes: tuple[EngineHash, ...]
-    parent_block_hash: EngineHash | None
-    token_ids: tuple[int, ...]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: tuple[ExtraKeys | None, ...] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-
-
-class _RemovedMap(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
-    block_hashes: tuple[EngineHash, ...]
-    medium: str | None
-    group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-
-
-class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
-    pass
-
-
 class EventEncoder:
     """Turns batches into msgpack. ``form`` is fixed for an engine's life, as a version of it would be."""
 
@@ -83,35 +54,11 @@ class EventEncoder:
         self.form = form
         self._encoder = msgspec.msgpack.Encoder()
 
-    def batch(self, timestamp_s: float, events: Iterable[KvEvent], data_parallel_rank: int) -> bytes:
+    def batch(self, timestamp_s: float, events: Sequence[KvEvent], data_parallel_rank: int) -> bytes:
         """The payload of one batch."""
-        encode = _as_map if self.form is EventForm.MAP else _as_array
-        return self._encoder.encode([timestamp_s, [encode(event) for event in events], data_parallel_rank])
-
-
-def _as_map(event: KvEvent) -> msgspec.Struct:
-    match event:
-        case BlockStored():
-            return _StoredMap(
-                event.block_hashes,
-                event.parent_block_hash,
-                event.token_ids,
-                event.block_size,
-                event.lora_id,
-                event.medium,
-                event.lora_name,
-                event.extra_keys,
-                event.group_idx,
-                event.kv_cache_spec_kind,
-                event.kv_cache_spec_sliding_window,
-                event.locality,
-                event.ownership,
-                event.session_id,
-            )
-        case BlockRemoved():
-            return _RemovedMap(event.block_hashes, event.medium, event.group_idx, event.locality, event.ownership)
-        case AllBlocksCleared():
-            return _ClearedMap()
+        if self.form is EventForm.MAP:
+            return self._encoder.encode((timestamp_s, events, data_parallel_rank))
+        return self._encoder.encode((timestamp_s, [_as_array(event) for event in events], data_parallel_rank))
 
 
 def _as_array(event: KvEvent) -> list[object]:

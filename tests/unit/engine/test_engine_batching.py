@@ -166,6 +166,41 @@ def test_longest_prefix_first_lets_the_cached_one_pass() -> None:
         assert [r.request_id for result in drain(engine) for r in result.finished] == expected
 
 
+def test_an_arrival_that_fits_passes_a_blocked_one_where_the_order_says_so() -> None:
+    limits = EngineLimits(block_size=4, blocks=9, sequences_max=4, batched_tokens_max=32, model_tokens_max=32)
+    engine = Engine(limits, TIME, order=LongestPrefixFirst())
+    engine.submit(request_of("first", [1] * 20, 12))
+    engine.step()
+    blocked, fits = request_of("blocked", [2] * 20, 1), request_of("fits", [1] * 21, 1)
+    engine.submit(blocked)
+    engine.step()
+    engine.submit(fits)
+    assert engine.step().admitted == (fits,)
+    assert blocked.state is RequestState.WAITING
+
+
+def test_skipping_ahead_admits_in_the_step_in_which_a_decode_makes_a_prompt_fit() -> None:
+    def ended(*, skip: bool) -> list[tuple[int, str]]:
+        limits = EngineLimits(block_size=4, blocks=9, sequences_max=4, batched_tokens_max=32, model_tokens_max=32)
+        engine = Engine(limits, TIME)
+        other, content = request_of("other", [9] * 12, 5), TokenContent([1, 2, 3, 4, 5], block_size=4)
+        engine.submit(other)
+        engine.submit(EngineRequest("talks", content, 5, 8))
+        now = engine.step().duration_ns
+        # Needs three blocks beside its one hit, of which two are free, until "talks" fills its second.
+        engine.submit(EngineRequest("waits", TokenContent(content.token_ids(0, 16), block_size=4), 16, 2))
+        times = []
+        while engine.has_work:
+            result = engine.advance(1_000_000) if skip else engine.step()
+            now += result.duration_ns
+            times += [(now, request.request_id) for request in (*result.admitted, *result.finished)]
+        return times
+
+    stepped = ended(skip=False)
+    assert ended(skip=True) == stepped
+    assert stepped[0][1] == "waits", "admitted while both others still run"
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "output_tokens", "words"),
     [(60, 5, "maximum context length is 64"), (0, 5, "prompt is empty"), (5, 0, "max_tokens is 0")],

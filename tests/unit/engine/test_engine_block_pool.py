@@ -18,6 +18,10 @@ def content_of(*names: int) -> BlockContent:
     return BlockContent(names, block_size=BLOCK_SIZE)
 
 
+def removed(*names: int) -> BlockRemoved:
+    return BlockRemoved(names, "GPU", 0)
+
+
 def replay(copies: Counter[EngineHash], events: tuple[KvEvent, ...]) -> None:
     for event in events:
         match event:
@@ -37,7 +41,7 @@ def test_the_last_block_of_a_request_is_evicted_first() -> None:
     assert pool.eviction_order() == tuple(reversed(blocks))
     pool.take_events()
     pool.allocate(2)
-    assert pool.take_events() == (BlockRemoved((3,)), BlockRemoved((2,)))
+    assert pool.take_events() == (removed(3), removed(2))
     assert pool.match([1, 2, 3], 3) == [blocks[0]]
 
 
@@ -78,7 +82,7 @@ def test_two_copies_of_one_name_are_stored_and_removed_twice() -> None:
     assert pool.match([7], 1) == second
     pool.allocate(1)
     assert pool.match([7], 1) == []
-    assert pool.take_events() == (BlockRemoved((7,)), BlockRemoved((7,)))
+    assert pool.take_events() == (removed(7), removed(7))
 
 
 def test_coalesced_removals_say_the_same_in_one_event() -> None:
@@ -88,7 +92,7 @@ def test_coalesced_removals_say_the_same_in_one_event() -> None:
     pool.free(blocks)
     pool.take_events()
     pool.allocate(3)
-    assert pool.take_events() == (BlockRemoved((3, 2, 1)),)
+    assert pool.take_events() == (removed(3, 2, 1),)
 
 
 def test_reset_is_refused_while_a_block_is_held() -> None:
