@@ -9,6 +9,7 @@ It does not know who asks, nor whether a worker could run the request: that is t
 """
 
 import struct
+from typing import assert_never
 
 from evenhand.core.block_key import KEY_BYTES
 from evenhand.core.errors import InvalidRequest
@@ -163,13 +164,18 @@ def decision_sentence(decision: Decision, ticket: Ticket) -> str:
     """The decision in one sentence that names no other tenant."""
     worker, cached, prompt = ticket.worker_id, ticket.predicted_cached_tokens, ticket.prompt_tokens
     waited = f"after {decision.wait_ms:.0f} ms"
-    reason = decision.reason
-    if reason is ChoiceReason.AFFINITY:
-        return f"{worker} holds {cached} of the prompt's {prompt} tokens and was given {waited}."
-    if reason is ChoiceReason.LOAD:
-        return f"No worker holds a useful prefix; {worker} is the least loaded and was given {waited}."
-    if reason is ChoiceReason.FAIRNESS:
-        return f"It was this tenant's turn: {worker}, holding {cached} of {prompt} tokens, was given {waited}."
-    if reason is ChoiceReason.OVERTAKE_CAP:
-        return f"The request had been overtaken as often as allowed and was given {worker} {waited}."
-    return f"{worker} was the only worker that could take the request and was given {waited}."
+    match decision.reason:
+        case ChoiceReason.AFFINITY:
+            return f"{worker} holds {cached} of the prompt's {prompt} tokens and was given {waited}."
+        case ChoiceReason.LOAD:
+            return f"No worker holds a useful prefix; {worker} is the least loaded and was given {waited}."
+        case ChoiceReason.FAIRNESS:
+            return f"It was this tenant's turn: {worker}, holding {cached} of {prompt} tokens, was given {waited}."
+        case ChoiceReason.OVERTAKE_CAP:
+            return f"The request had been overtaken as often as allowed and was given {worker} {waited}."
+        case ChoiceReason.ONLY_CANDIDATE:
+            return f"{worker} was the only worker that could take the request and was given {waited}."
+        case ChoiceReason.ADOPTED:
+            return f"An earlier scheduler gave {worker}; its ticket goes on."
+        case _:
+            assert_never(decision.reason)

@@ -12,12 +12,13 @@ and QuotaFailure where they apply:
   UNAUTHENTICATED      CREDENTIAL_MISSING, CREDENTIAL_UNKNOWN
   PERMISSION_DENIED    TENANT_NOT_ALLOWED, TENANT_NOT_ACTIVE, UNKNOWN_TENANT
   RESOURCE_EXHAUSTED   TENANT_QUEUE_FULL (RetryInfo, QuotaFailure)
-  UNAVAILABLE          NO_WORKER_IN_POOL, NOT_THE_OWNER, SCHEDULER_SHUTTING_DOWN (RetryInfo)
+  UNAVAILABLE          NO_WORKER_IN_POOL, NOT_THE_OWNER, SCHEDULER_SHUTTING_DOWN, DIRECTORY_AWAY (RetryInfo)
   DEADLINE_EXCEEDED    DEADLINE_PASSED
   CANCELLED            CANCELLED_BY_CLIENT
   NOT_FOUND            UNKNOWN_TICKET, UNKNOWN_POOL
   ALREADY_EXISTS       REQUEST_ID_REUSED
   FAILED_PRECONDITION  TICKET_ALREADY_CLOSED
+  INTERNAL             INTERNAL_FAULT
 
 Block keys travel as bytes: unsigned 64-bit integers, 8 bytes each, BIG-endian. Token ids as bytes: unsigned
 32-bit integers, 4 bytes each, LITTLE-endian.
@@ -297,7 +298,7 @@ class Explanation(_message.Message):
     EXCLUDED_WORKERS_BY_REASON_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     reason: _builtins.str
-    """only_candidate, affinity, load, fairness, overtake_cap"""
+    """only_candidate, affinity, load, fairness, overtake_cap; adopted where an earlier scheduler decided"""
     sentence: _builtins.str
     """One sentence for people."""
     wait_ms: _builtins.float
