@@ -66,7 +66,8 @@ class AsyncClient:
 
         ``address``: ``host:port``, several as a list or separated by commas (the owner of the pool and its
         standby); default ``EVENHAND_ADDRESS``, then ``127.0.0.1:7077``. ``api_key``: default ``EVENHAND_API_KEY``.
-        ``tenant``: for a gateway's key, which may act for others; a tenant's own key needs none.
+        ``tenant``: for a gateway's key, which may act for others, default ``EVENHAND_TENANT``; a tenant's own key
+        needs none.
         ``ca_file``: default ``EVENHAND_CA_FILE``; ``tls``: by default on with a CA file and beyond this machine.
         ``mode``: ``session`` carries all calls over one stream, ``unary`` makes each call for itself.
         Raises ``InvalidConfig``.

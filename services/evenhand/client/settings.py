@@ -5,6 +5,7 @@ What is not given is read, once and when the client is made, from the environmen
 ===================  =================================================================================
 ``EVENHAND_ADDRESS``  ``host:port`` of the scheduler, several separated by commas; ``127.0.0.1:7077`` if unset
 ``EVENHAND_API_KEY``  the API key; none is sent if unset
+``EVENHAND_TENANT``   the tenant a gateway's key acts for; a tenant's own key needs none
 ``EVENHAND_CA_FILE``  PEM file of the authority that signed the scheduler's certificate; switches TLS on
 ===================  =================================================================================
 
@@ -128,7 +129,7 @@ def settings(
     return Settings(
         addresses=addresses,
         pool=pool,
-        tenant=tenant or "",
+        tenant=tenant if tenant is not None else os.environ.get("EVENHAND_TENANT", ""),
         api_key=key,
         root_certificates=roots,
         tls=secure,

@@ -298,7 +298,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 class TestSettings:
     @pytest.fixture(autouse=True)
     def _no_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("EVENHAND_ADDRESS", "EVENHAND_API_KEY", "EVENHAND_CA_FILE"):
+        for name in ("EVENHAND_ADDRESS", "EVENHAND_API_KEY", "EVENHAND_CA_FILE", "EVENHAND_TENANT"):
             monkeypatch.delenv(name, raising=False)
 
     @pytest.mark.parametrize(
@@ -332,11 +332,13 @@ class TestSettings:
         _, certificate = self_signed(tmp_path)
         monkeypatch.setenv("EVENHAND_ADDRESS", "a:1,b:2,a:1")
         monkeypatch.setenv("EVENHAND_API_KEY", "k")
+        monkeypatch.setenv("EVENHAND_TENANT", "acme")
         monkeypatch.setenv("EVENHAND_CA_FILE", str(certificate))
         async with AsyncClient(pool="llama") as client:
             made = client._settings
         assert made.addresses == ("a:1", "b:2")
         assert made.metadata() == (("authorization", "Bearer k"),)
+        assert made.tenant == "acme"
         assert made.tls
         assert made.root_certificates == certificate.read_bytes()
 
