@@ -224,3 +224,13 @@ async def test_a_step_under_way_at_a_restart_says_nothing_in_the_next_life(liste
     assert (sequence, event["token_ids"]) == (0, [6] * 32)
     async with listener.http.get("/metrics") as response:
         assert 'vllm:prompt_tokens_total{engine="3",model_name="tiny"} 32.0' in await response.text()
+
+
+async def test_what_is_delayed_dies_with_its_life(listener: Listener) -> None:
+    await listener.faults(delay_ms=100)
+    await listener.ask([1] * 32)
+    await listener.faults(restart=True, delay_ms=0)
+    await listener.ask([2] * 32)
+    sequence, (event,) = await listener.next()
+    assert (sequence, event["token_ids"]) == (0, [2] * 32)
+    assert not await listener.socket.poll(150)

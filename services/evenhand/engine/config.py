@@ -5,9 +5,13 @@ below it. An unknown option or an impossible value raises InvalidConfig with one
 """
 
 import argparse
+import ast
+import inspect
 import ipaddress
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NoReturn
 
 from evenhand.core.errors import InvalidConfig
@@ -137,17 +141,34 @@ class _Parser(argparse.ArgumentParser):
 def parse_arguments(argv: Sequence[str]) -> EngineConfig:
     """The configuration a command line asks for. InvalidConfig with one sentence if it cannot be."""
     parser = _Parser(prog="evenhand engine", description="Run a simulated vLLM engine.", allow_abbrev=False)
+    texts = option_texts()
     for field in fields(EngineConfig):
         option = f"--{field.name.replace('_', '-')}"
+        text = texts[field.name].replace("``", "").replace("%", "%%")
         if field.type is bool:
-            parser.add_argument(option, action="store_true")
+            parser.add_argument(option, action="store_true", help=text)
         elif field.name == "lora":
-            parser.add_argument(option, action="append", default=[])
+            parser.add_argument(option, action="append", default=[], metavar="NAME", help=text)
         else:
-            parser.add_argument(option, type=type(field.default), default=field.default, metavar="VALUE")
+            text = f"{text} Default: {field.default or 'none'}." if field.default != 0 else text
+            parser.add_argument(
+                option, type=type(field.default), default=field.default, metavar="VALUE", help=text
+            )
     values = vars(parser.parse_args(list(argv)))
     values["lora"] = tuple(values["lora"])
     return EngineConfig(**values)
+
+
+def option_texts() -> dict[str, str]:
+    """What stands below each field of EngineConfig, by field name."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(EngineConfig)))
+    assert isinstance(tree.body[0], ast.ClassDef)
+    texts: dict[str, str] = {}
+    for before, after in pairwise(tree.body[0].body):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr):
+            assert isinstance(before.target, ast.Name)
+            texts[before.target.id] = str(ast.literal_eval(after.value))
+    return texts
 
 
 def is_loopback(host: str) -> bool:

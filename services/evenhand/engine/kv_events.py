@@ -141,9 +141,7 @@ class EventPublisher:
 
     async def stop(self) -> None:
         """Close both sockets; what is delayed is lost."""
-        for handle in self._delayed:
-            handle.cancel()
-        self._delayed.clear()
+        self._lose_delayed()
         if self._replies is not None:
             self._replies.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -168,9 +166,15 @@ class EventPublisher:
             self._send_later(sequence, payload)
 
     def restart(self) -> None:
-        """Begin a new life on the same sockets: sequence 0, nothing kept."""
+        """Begin a new life on the same sockets: sequence 0, nothing kept, what is delayed is lost."""
         self.next_sequence = 0
         self._kept.clear()
+        self._lose_delayed()
+
+    def _lose_delayed(self) -> None:
+        for handle in self._delayed:
+            handle.cancel()
+        self._delayed.clear()
 
     def _send_later(self, sequence: int, payload: bytes) -> None:
         """Send after the delay in force, and never before what already waits."""
