@@ -26,7 +26,8 @@ class EdgeConfig:
     address: str
     """Where clients call the engine: ``http://HOST:PORT``, a DNS name or an address."""
     kv_events: str = ""
-    """The engine's event socket, ``tcp://HOST:PORT``; empty for an engine that sends none (or runs the plugin)."""
+    """The engine's event socket, ``tcp://HOST:PORT`` or ``ipc://FILE``; empty for an engine that sends none (or
+    runs the plugin)."""
     replay: str = ""
     """The engine's replay socket, ``tcp://HOST:PORT``. Without it every gap empties the worker's map."""
     topic: str = ""
@@ -99,6 +100,8 @@ def _check_address(address: str) -> None:
 
 
 def _check_endpoint(name: str, endpoint: str) -> None:
+    if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
+        return
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or not 0 < int(match[2]) < 65_536:
-        raise InvalidConfig(f"The {name} endpoint {endpoint!r} is not tcp://HOST:PORT.")
+        raise InvalidConfig(f"The {name} endpoint {endpoint!r} is not tcp://HOST:PORT or ipc://FILE.")
