@@ -33,11 +33,7 @@ _AWAY = (
     TimeoutError,
 )
 """Faults that trying again may cure: deadlocks and cancelled statements among them."""
-_REFUSED = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ClientConfigurationError,
-)
+_REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +61,21 @@ class Database:
 
     @classmethod
     async def open(cls, config: DatabaseConfig) -> Self:
-        """Make the pool without connecting; raises ``InvalidConfig`` if the dsn cannot be understood."""
-        try:
-            pool = await asyncpg.create_pool(
-                config.dsn,
-                min_size=0,
-                max_size=config.connections_max,
-                timeout=config.connect_ms_max / 1000,
-                command_timeout=config.statement_ms_max / 1000 + 2,
-                max_inactive_connection_lifetime=60,
-                server_settings={
-                    "application_name": f"evenhand-{config.service}",
-                    "statement_timeout": str(config.statement_ms_max),
-                    "idle_in_transaction_session_timeout": str(config.idle_in_transaction_ms_max),
-                    "timezone": "UTC",
-                },
-            )
-        except (ValueError, asyncpg.ClientConfigurationError) as error:
-            raise InvalidConfig(f"The database address cannot be understood: {error}.") from error
+        """Make the pool; it connects when a connection is first asked for."""
+        pool = await asyncpg.create_pool(
+            config.dsn,
+            min_size=0,
+            max_size=config.connections_max,
+            timeout=config.connect_ms_max / 1000,
+            command_timeout=config.statement_ms_max / 1000 + 2,
+            max_inactive_connection_lifetime=60,
+            server_settings={
+                "application_name": f"evenhand-{config.service}",
+                "statement_timeout": str(config.statement_ms_max),
+                "idle_in_transaction_session_timeout": str(config.idle_in_transaction_ms_max),
+                "timezone": "UTC",
+            },
+        )
         return cls(config, pool)
 
     @asynccontextmanager
@@ -92,10 +85,15 @@ class Database:
         Raises ``Unavailable`` (try again), ``InvalidConfig`` (refused login, no such database) or
         ``SchemaMismatch`` (a table or column is missing).
         """
-        connection: Connection | None = None
+        closed = False
         try:
             async with self._pool.acquire(timeout=self.config.acquire_ms_max / 1000) as connection:
-                yield connection
+                try:
+                    yield connection
+                finally:
+                    closed = _is_closed(connection)
+        except asyncpg.ClientConfigurationError as error:
+            raise InvalidConfig(f"The database address cannot be understood: {_said(error)}.") from error
         except _REFUSED as error:
             raise InvalidConfig(f"The database refuses this service: {error}.") from error
         except (
@@ -108,9 +106,12 @@ class Database:
             raise Unavailable(f"The database is away: {_said(error)}.") from error
         except OSError as error:
             raise Unavailable(f"The database cannot be reached: {_said(error)}.") from error
+        except asyncpg.InternalClientError as error:
+            # What the client says when a connection broke while it was giving it back; it throws it away then.
+            raise Unavailable(f"The connection to the database broke: {_said(error)}.") from error
         except asyncpg.InterfaceError as error:
             # A closed connection and a wrong argument are the same class there; only the first is the peer's.
-            if connection is not None and not connection.is_closed():
+            if not closed:
                 raise
             raise Unavailable(f"The connection to the database is gone: {_said(error)}.") from error
 
@@ -137,6 +138,14 @@ class Database:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _is_closed(connection: "Connection") -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        # The pool takes a connection back by itself when the server closes it.
+        return True
 
 
 def _said(error: BaseException) -> str:

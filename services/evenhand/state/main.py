@@ -36,6 +36,8 @@ class Options:
     kafka: KafkaConfig
     state: StateConfig
     listen: ListenAddress | None
+    log_format: str
+    log_level: str
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -58,12 +60,13 @@ def parse(argv: Sequence[str]) -> Options:
     for name in ("dsn", "kafka"):
         if not getattr(arguments, name):
             parser.error(f"--{name} is needed")
-    configure_logs("state", arguments.log_format, arguments.log_level)
     return Options(
         database=DatabaseConfig(arguments.dsn, "state"),
         kafka=KafkaConfig.of(arguments.kafka_profile, arguments.kafka),
         state=StateConfig(group_ms_max=arguments.group_ms, start_ms_max=arguments.start_ms),
         listen=ListenAddress.parse(arguments.listen) if arguments.listen else None,
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
     )
 
 
@@ -100,6 +103,7 @@ async def serve(options: Options) -> None:
 def main(argv: Sequence[str]) -> int:
     """``evenhand state …``; faults with a name are told by the caller in one sentence."""
     options = parse(argv)
+    configure_logs("state", options.log_format, options.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options))
     return 0
