@@ -129,7 +129,8 @@ async def serve(config: DaemonConfig, kafka: KafkaConfig, dsn: str) -> None:
         await daemon.live_map.caught_up.wait()
         gc.collect()
         gc.freeze()  # the loaded map is permanent: a collection need not look at it
-        print(f"evenhand scheduler: pool {config.pool_id} on {daemon.address}", flush=True)
+        pages = daemon.metrics_address or "no port"
+        print(f"evenhand scheduler: pool {config.pool_id} on {daemon.address}, pages on {pages}", flush=True)
         await stop.wait()
 
 
