@@ -58,15 +58,16 @@ class Explainer:
         """Workers with room or with a part of the prompt, best first; the chosen one is always among them."""
         queued, chosen_id = choice.queued, choice.worker.spec.worker_id
         prompt_tokens, load_penalty = queued.request.prompt_tokens, self._config.load_penalty
+        prefill_max = self._config.prefill_pending_max_tokens
         ranked: list[tuple[float, WorkerId, Worker]] = []
         for worker_id, worker in self._rooms.open.items():
             tokens = queued.cached.get(worker_id, 0)
-            score = tokens / prompt_tokens - load_penalty * len(worker.tickets) / worker.spec.slots
+            score = tokens / prompt_tokens - load_penalty * worker.load_share(prefill_max, now_ns)
             ranked.append((-score, worker_id, worker))
         for worker_id, tokens in queued.cached.items():
             held = self._fair.members.get(worker_id)
             if held is not None and held.closed is not None:
-                score = tokens / prompt_tokens - load_penalty * len(held.tickets) / held.spec.slots
+                score = tokens / prompt_tokens - load_penalty * held.load_share(prefill_max, now_ns)
                 ranked.append((-score, worker_id, held))
         best = heapq.nsmallest(CANDIDATES_MAX, ranked)
         candidates = [_candidate(queued, worker, -score, now_ns) for score, _, worker in best]

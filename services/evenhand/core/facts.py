@@ -266,7 +266,7 @@ class SchedulerConfig:
     cold_decline_tokens: int = 512
     """A pair is declined if a worker without room holds at least this many more of its tokens."""
     load_penalty: float = 0.05
-    """Score: cached share of the prompt − this · used/slots."""
+    """Score: cached share of the prompt − this · load; the load is the fullest of slots, KV and prefill room."""
     headroom_divisor: int = 8
     """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
     ticket_ttl_ms: int = 30_000

@@ -2,7 +2,8 @@
 
 For each worker with room, C_w is looked at: of the tenants that reach it and lie inside the window
 ``v ≤ lo_w + T``, the first K by (v, id) and the last S served there. Of each tenant the first H requests count.
-The best score over all of them wins; the score is the cached share of the prompt − load_penalty · used/slots.
+The best score over all of them wins; the score is the cached share of the prompt − load_penalty · load, the load
+being the fullest of the worker's slots, KV and prefill room: requests load it by tokens, not only by their number.
 Ties go to the lower v, then the older request, then the lower predicted time to first token, then the lower id.
 (Least time to first token *across requests* would be shortest-first; it only chooses among workers.)
 
@@ -196,7 +197,7 @@ class Placement:
             common_blocks = free_blocks - spec.kv_blocks // divisor
             tight = used >= spec.slots - spec.slots // divisor or common_blocks <= 0
             plain_blocks = free_blocks if tight else common_blocks
-            load = load_penalty * used / spec.slots
+            load = load_penalty * worker.load_share(self._config.prefill_pending_max_tokens, now_ns)
             tenants = self._candidates(worker, shared, tight, now_ns)
             for tenant in tenants:
                 head = tenant.best.get(worker_id) or self._know(tenant, worker)

@@ -82,6 +82,14 @@ class Worker:
         ahead_ns = self.prefill_until_ns - now_ns
         return 0.0 if ahead_ns <= 0 else ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
 
+    def load_share(self, prefill_pending_max_tokens: int, now_ns: int) -> float:
+        """How full it is, from 0: the fullest of slots, KV and prefill room."""
+        spec = self.spec
+        load = max(len(self.tickets) / spec.slots, self.kv_reserved_blocks / spec.kv_blocks)
+        if self.prefill_until_ns > now_ns:
+            load = max(load, self.prefill_pending_tokens(now_ns) / prefill_pending_max_tokens)
+        return load
+
     def ttft_ms(self, uncached_tokens: int, now_ns: int) -> float:
         """Predicted time to first token of a prompt dispatched here now."""
         pending = self.prefill_pending_tokens(now_ns) + uncached_tokens
