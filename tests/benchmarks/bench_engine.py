@@ -12,8 +12,9 @@ import random
 import time
 from dataclasses import dataclass
 
-from evenhand.engine.batching import Engine, EngineLimits, StepTime
+from evenhand.engine.batching import Engine
 from evenhand.engine.content import BlockContent
+from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.engine.request import EngineRequest
 
 

@@ -11,9 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evenhand.engine.batching import Engine, EngineLimits, StepTime
+from evenhand.engine.batching import Engine
 from evenhand.engine.content import TokenContent
 from evenhand.engine.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.engine.request import EngineRequest
 
 CAPTURES = Path(__file__).parent / "captures"

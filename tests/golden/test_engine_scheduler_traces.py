@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.golden.scheduler_plan import BLOCK_SIZE, SEEDS, TOKENS_MAX, EventNamer, Plan, plan_of
 
-from evenhand.engine.batching import Engine, EngineLimits, StepTime
+from evenhand.engine.batching import Engine
 from evenhand.engine.content import TokenContent
 from evenhand.engine.events import BlockRemoved, BlockStored, KvEvent
+from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.engine.request import EngineRequest
 
 TRACES = Path(__file__).parent / "scheduler_traces"

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 import pytest_asyncio
 import zmq
 import zmq.asyncio
 
-from evenhand.engine.batching import StepTime
 from evenhand.engine.config import EngineConfig
+from evenhand.engine.limits import StepTime
 from evenhand.engine.server import EngineServer
 
 CONFIG = EngineConfig(
@@ -69,7 +71,7 @@ class Listener:
         async with self.http.post("/sim/faults", json=settings) as response:
             assert response.status == 200
 
-    async def next(self) -> tuple[int, list[dict[str, Any]]]:
+    async def next(self) -> tuple[int, list[Any]]:
         async with asyncio.timeout(5):
             topic, sequence, payload = await self.socket.recv_multipart()
         assert topic == b"kv@e7@tiny"
@@ -115,6 +117,22 @@ async def test_stores_carry_tokens_salt_and_session(listener: Listener) -> None:
     assert (event["block_size"], event["medium"], event["session_id"]) == (32, "GPU", "c1")
     assert len(event["block_hashes"]) == 2
     assert event["parent_block_hash"] is None
+
+
+@pytest.mark.parametrize("hash_form", ["int", "bytes"])
+@pytest.mark.parametrize("event_form", ["map", "array"])
+async def test_older_layouts_and_raw_digests_go_out_as_configured(event_form: str, hash_form: str) -> None:
+    server = EngineServer(replace(CONFIG, event_form=event_form, hash_form=hash_form))
+    await server.start()
+    listener = Listener(server)
+    await listener.connect()
+    await listener.ask([1] * 64)
+    _sequence, (event,) = await listener.next()
+    hashes = event["block_hashes"] if event_form == "map" else event[1]
+    assert (event["type"] if event_form == "map" else event[0]) == "BlockStored"
+    assert [type(name) for name in hashes] == [int if hash_form == "int" else bytes] * 2
+    await listener.close()
+    await server.stop()
 
 
 async def test_eviction_and_reset_are_told(listener: Listener) -> None:

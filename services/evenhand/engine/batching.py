@@ -36,53 +36,12 @@ publishes a filled output block up to one step later).
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from evenhand.core.errors import InvalidConfig, InvalidRequest
+from evenhand.core.errors import InvalidRequest
 from evenhand.engine.block_pool import BlockPool
 from evenhand.engine.events import KvEvent
+from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.engine.request import EngineRequest, RequestState
 from evenhand.engine.waiting import Fcfs, WaitingOrder
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """How long a step takes, in nanoseconds. Defaults resemble an 8B model on one large GPU."""
-
-    base_ns: int = 6_000_000
-    prefill_token_ns: int = 60_000
-    running_sequence_ns: int = 60_000
-
-    def duration_ns(self, prefill_tokens: int, sequences: int) -> int:
-        """Time of a step that computes ``prefill_tokens`` prompt tokens for ``sequences`` requests."""
-        return self.base_ns + self.prefill_token_ns * prefill_tokens + self.running_sequence_ns * sequences
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What an engine can hold and do at once."""
-
-    block_size: int = 16
-    blocks: int = 2_048
-    """KV blocks, the null block included."""
-    sequences_max: int = 64
-    batched_tokens_max: int = 2_048
-    model_tokens_max: int = 16_384
-    """Prompt and output of one request together."""
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "sequences_max", "batched_tokens_max", "model_tokens_max"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}, but must be at least 1.")
-        if self.sequences_max > self.batched_tokens_max:
-            raise InvalidConfig(
-                f"batched_tokens_max ({self.batched_tokens_max}) must be at least sequences_max "
-                f"({self.sequences_max}), so that every running request can decode in each step."
-            )
-        needed = -(-self.model_tokens_max // self.block_size) + 1
-        if self.blocks < needed:
-            raise InvalidConfig(
-                f"blocks is {self.blocks}, but one request of model_tokens_max ({self.model_tokens_max}) tokens "
-                f"and the null block need {needed} blocks of {self.block_size} tokens."
-            )
 
 
 @dataclass(frozen=True, slots=True)

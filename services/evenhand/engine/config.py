@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import NoReturn
 
 from evenhand.core.errors import InvalidConfig
-from evenhand.engine.batching import EngineLimits, StepTime
 from evenhand.engine.content import HashForm
 from evenhand.engine.kv_events import EventForm, PublisherConfig
+from evenhand.engine.limits import EngineLimits, StepTime
 
 ORDERS = ("fcfs", "longest-prefix")
 PORT_MAX = 65_535

@@ -119,8 +119,7 @@ class EventPublisher:
         self._topic = config.topic.encode()
         self._encoder = EventEncoder(config.form)
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.kept_batches_max)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._async_context = zmq.asyncio.Context(self._context)
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._publish: zmq.Socket[bytes] | None = None
         self._replay: zmq.asyncio.Socket | None = None
         self._replies: asyncio.Task[None] | None = None
@@ -130,10 +129,12 @@ class EventPublisher:
 
     def start(self) -> None:
         """Bind both sockets and serve replays. InvalidConfig if a port is taken."""
-        self._publish = self._context.socket(zmq.PUB)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = context
+        self._publish = context.socket(zmq.PUB)
         self._publish.set_hwm(self.config.high_water_mark)
         self._publish.setsockopt(zmq.LINGER, 0)
-        self._replay = self._async_context.socket(zmq.ROUTER)
+        self._replay = zmq.asyncio.Context(context).socket(zmq.ROUTER)
         self._replay.setsockopt(zmq.LINGER, 0)
         self.endpoint = self._bind(self._publish, self.config.port, "KV events")
         self.replay_endpoint = self._bind(self._replay, self.config.replay_port, "KV events replay")
@@ -149,7 +150,8 @@ class EventPublisher:
         for socket in (self._publish, self._replay):
             if socket is not None:
                 socket.close(linger=0)
-        self._context.term()
+        if self._context is not None:
+            self._context.term()
 
     def publish(self, events: tuple[KvEvent, ...]) -> None:
         """Send one batch; never blocks. Without events, or while silent, nothing is sent or numbered."""

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenhand.core.errors import InvalidConfig, InvalidRequest
-from evenhand.engine.batching import Engine, EngineLimits, StepResult, StepTime
+from evenhand.engine.batching import Engine, StepResult
 from evenhand.engine.content import BlockContent, TokenContent
 from evenhand.engine.events import BlockStored, KvEvent
+from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.engine.request import EngineRequest, RequestState
 from evenhand.engine.waiting import Fcfs, LongestPrefixFirst
 
