@@ -9,6 +9,7 @@ Slot numbers depend on the order of joins and never reach an output.
 """
 
 from heapq import heappop, heappush
+from operator import length_hint
 from typing import NamedTuple
 
 from evenhand.core.ids import WorkerId
@@ -101,27 +102,31 @@ class WorkerSlots:
 
     def _found(self, masks: tuple[int, ...]) -> tuple[PrefixMatch, ...]:
         found: list[PrefixMatch] = []
+        made_for = self._made.get
+        count = len(masks)
         mask = before = masks[0]
-        for blocks, holding in enumerate(masks):
+        walked = iter(masks)
+        for holding in walked:
             if holding is not before:
                 before = holding
                 left = mask & holding
                 if left != mask:
-                    self._add(found, mask ^ left, blocks)
+                    blocks = count - 1 - length_hint(walked)
+                    made = made_for(mask ^ left)
+                    if made is not None and blocks < MATCHES_MADE:
+                        found.append(made[blocks])
+                    else:
+                        found += self._each(mask ^ left, blocks)
                     mask = left
                     if not left:
                         break
         if mask:
-            self._add(found, mask, len(masks))
+            found += self._each(mask, count)
         found.reverse()
         return tuple(found)
 
-    def _add(self, found: list[PrefixMatch], mask: int, blocks: int) -> None:
-        """Append one match for each worker of the mask, by worker id, last first."""
-        made = self._made.get(mask)
-        if made is not None and blocks < MATCHES_MADE:
-            found.append(made[blocks])
-            return
+    def _each(self, mask: int, blocks: int) -> list[PrefixMatch]:
+        """One match for each worker of the mask, by worker id, last first."""
         each = []
         while mask:
             slot = mask.bit_length() - 1
@@ -130,7 +135,7 @@ class WorkerSlots:
             assert worker_id is not None, slot
             each.append(PrefixMatch(worker_id, blocks))
         each.sort(reverse=True)
-        found += each
+        return each
 
     def _forget_answers(self) -> None:
         self._answers.clear()

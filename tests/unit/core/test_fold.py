@@ -409,6 +409,20 @@ def test_a_snapshot_may_be_ahead_of_the_batches() -> None:
     assert outcomes(cache_map, batch(3, Stored((3,))), batch(6)) == [FoldOutcome.DUPLICATE, FoldOutcome.APPLIED]
 
 
+def test_a_snapshot_may_take_a_number_of_its_own() -> None:
+    """The edge counts a snapshot as one batch; one of its parts lost is a gap like any other."""
+    cache_map = CacheMap()
+    fold_all(cache_map, batch(1, Stored((1,))), part(2, 0, 2, 5, snapshot_id=2), part(2, 1, 2, 6, snapshot_id=2))
+    assert fold(cache_map, batch(3, Stored((7,)))).position == at(1, 3)
+    assert device(cache_map) == (5, 6, 7)
+    fold(cache_map, part(4, 0, 2, 8, snapshot_id=4))
+    lost = fold(cache_map, batch(5, Stored((9,))))
+    assert (lost.outcome, lost.position) == (FoldOutcome.GAP, at(1, 5, complete=False))
+    assert len(lost.control) == 1
+    assert fold(cache_map, part(6, 0, 1, 1, snapshot_id=6)).position == at(1, 6)
+    assert device(cache_map) == (1,)
+
+
 def test_a_late_snapshot_is_refused() -> None:
     cache_map = CacheMap()
     fold_all(cache_map, batch(1), batch(2, Stored((2,))))
