@@ -32,6 +32,8 @@ SILENT_KEYS_MAX = 65_536
 """Silent keys of a tier; beyond, all are forgotten."""
 
 
+BULK_BLOCKS_MIN = 4
+"""From so many blocks on, looking whether all are ordinary pays: they are then counted without a look at each."""
 TIERS = tuple(Tier)
 
 
@@ -136,6 +138,10 @@ class Holdings:
         """Count one more copy of each; the keys that the tier begins to hold. Stops at a name in conflict."""
         key_of, held, silent = lane.key_of, self._held[lane.tier], self._silent[lane.tier]
         alone = len(self._lanes) == 1
+        if alone and len(names) >= BULK_BLOCKS_MIN and not silent and all_new(key_of, names, held, keys):
+            key_of.update(zip(names, keys, strict=True))
+            held.update(dict.fromkeys(keys, seq))
+            return list(keys)
         begun: list[int] = []
         for name, key in zip(names, keys, strict=False):
             known = key_of.get(name)
@@ -163,6 +169,14 @@ class Holdings:
         key_of, more, doubted = lane.key_of, lane.more, lane.doubted
         held, shared, silent = self._held[lane.tier], self._shared[lane.tier], self._silent[lane.tier]
         ended: list[int] = []
+        if len(names) >= BULK_BLOCKS_MIN and not (more or doubted or shared or silent):
+            found = [key_of.pop(name, None) for name in names]
+            ended = [key for key in found if key is not None]
+            if len(ended) < len(names):
+                unknown.extend([name for name, key in zip(names, found, strict=True) if key is None])
+            for gone in ended:
+                del held[gone]
+            return ended
         for name in names:
             if more and name in more:
                 more[name] -= 1
@@ -193,9 +207,12 @@ class Holdings:
         self._silence(tier, silenced)
         return silenced
 
-    def in_excess(self, tier: Tier) -> bool:
-        """Whether the tier holds more keys, by count, than it can."""
-        return len(self._held[tier]) > self._capacities[tier]
+    @property
+    def in_excess(self) -> bool:
+        """Whether any tier holds more keys, by count, than it can."""
+        device, host, disk = self._held
+        most = self._capacities
+        return len(device) > most[0] or len(host) > most[1] or len(disk) > most[2]
 
     def silence_excess(self, tier: Tier) -> list[int]:
         """Silence what cannot be real because the tier is too small for it; those silenced."""
@@ -265,3 +282,14 @@ class Holdings:
             held = self._held[lane.tier]
             quiet = [key for key, loud in zip(record.keys, record.loud, strict=True) if not loud and key in held]
             self._silence(lane.tier, list(dict.fromkeys(quiet)))
+
+
+def all_new(
+    key_of: dict[EngineHash, int], names: Sequence[EngineHash], held: dict[int, Seq], keys: Sequence[int]
+) -> bool:
+    """Whether no name and no key is there already, or comes twice."""
+    return (
+        key_of.keys().isdisjoint(names)
+        and held.keys().isdisjoint(keys)
+        and len(set(names)) == len(names) == len(keys) == len(set(keys))
+    )

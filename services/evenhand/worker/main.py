@@ -6,7 +6,6 @@ SIGTERM or SIGINT, with 2 and one sentence for a setting that is wrong, with 1 f
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from evenhand.core.errors import InvalidConfig
 from evenhand.core.ids import PoolId, WorkerId
 from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs
+from evenhand.options import add_kafka, add_metrics_port, require_given
 from evenhand.worker.config import EdgeConfig
 from evenhand.worker.edge import WorkerEdge
 from evenhand.worker.load import EnginePoller
@@ -27,7 +27,6 @@ from evenhand.worker.pages import EdgePages
 from evenhand.worker.zmq_source import ZmqSource
 
 EXIT_USAGE = 2
-PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str]) -> Options:
     """Options of the command line; raises ``InvalidConfig`` in one sentence where they make no sense."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    require_given(parser, arguments, "kafka")
     if bool(arguments.kv_events) == arguments.no_events:
         raise InvalidConfig("Give either --kv-events tcp://HOST:PORT or --no-events.")
-    if not arguments.kafka:
-        raise InvalidConfig("The option --kafka HOST:PORT (or EVENHAND_KAFKA) is needed.")
-    if arguments.metrics_port is not None and not 0 <= arguments.metrics_port <= PORT_MAX:
-        raise InvalidConfig(f"The metrics port {arguments.metrics_port} does not lie between 0 and {PORT_MAX}.")
     edge = EdgeConfig(
         worker_id=WorkerId(arguments.worker_id),
         pool_id=PoolId(arguments.pool),
@@ -92,8 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--replay", help="the engine's replay socket; without it every gap empties the worker's map")
     add("--no-events", action="store_true", help="the engine sends no events: the map is approximate")
     add("--topic", default="", help="take events of topics that begin so; default: all")
-    add("--kafka", default=os.environ.get("EVENHAND_KAFKA"), help="HOST:PORT of Kafka (or EVENHAND_KAFKA)")
-    add("--kafka-profile", default="production", help="production (default) or embedded")
+    add_kafka(parser)
     add("--checkpoint", help="file that carries the edge over its own restart")
     add("--model", default="", help="the base model's served name; default: what the engine says first")
     add("--block-size", type=int, default=0, help="tokens a block; default: what the engine says")
@@ -103,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--salt-generation", type=int, default=1, help="generation of the pool's cache salts; default 1")
     add("--load-interval-ms", type=int, default=250, help="between two load reports; default 250")
     add("--announce-interval-ms", type=int, default=2_000, help="between two announcements; default 2000")
-    add("--metrics-port", type=int, help="port on loopback for /health, /ready and /metrics; default: none")
+    add_metrics_port(parser, "/health, /ready and /metrics")
     add("--leave", action="store_true", help="when stopped, say that the worker is gone for good")
     add("--log-format", choices=("json", "console"), default="json")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
