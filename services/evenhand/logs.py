@@ -4,11 +4,22 @@ What is logged is chosen where it is logged: identifiers, counts and durations; 
 salt, a key or another tenant's name.
 """
 
+import io
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
+
+
+class _StandardError(io.TextIOBase):
+    """Whatever standard error is when something is logged: loggers live longer than a redirection of it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def configure_logs(service: str, log_format: str = "json", level: str = "info") -> None:
@@ -27,7 +38,7 @@ def configure_logs(service: str, log_format: str = "json", level: str = "info") 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _StandardError())),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -182,8 +182,9 @@ class Stack:
     def _service(self, name: str, path: str, port: int, *arguments: str) -> Service:
         assert self._http is not None, "the stack is not started"
         self.metrics_ports[name] = port
-        pages = ("--listen", f"{HOST}:{port}") if name == "state" else ("--metrics-port", str(port))
-        common = ("--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", *pages)
+        common = (
+            "--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", "--metrics-port", str(port),
+        )  # fmt: skip
         process = ManagedProcess(name, evenhand(*arguments, *common), self.logs / f"{name}.log")
         return Service(process, http_ready(self._http, f"http://{HOST}:{port}{path}"))
 

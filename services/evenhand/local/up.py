@@ -29,7 +29,7 @@ from evenhand.local.stack_file import StackFile, load_stack, parse_stack
 from evenhand.logs import configure_logs
 
 DATA_DIR_DEFAULT = Path("~/.local/share/evenhand")
-LISTEN_DEFAULT = "127.0.0.1:7070"
+LISTEN_DEFAULT = "127.0.0.1:7077"
 
 
 class _AppendWorker(argparse.Action):

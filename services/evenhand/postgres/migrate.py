@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from evenhand.core.errors import InvalidConfig, SchemaMismatch, Unavailable
+from evenhand.options import add_dsn, require_given
 
 if TYPE_CHECKING:
     from evenhand.postgres.database import Connection
@@ -158,8 +159,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="evenhand migrate", description="Bring a database's schema to this version."
     )
-    parser.add_argument("--dsn", required=True, help="postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    add_dsn(parser)
     arguments = parser.parse_args(argv)
+    require_given(parser, arguments, "dsn")
     done = asyncio.run(migrate(arguments.dsn))
     for name in done:
         print(f"applied {name}")

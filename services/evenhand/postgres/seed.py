@@ -29,6 +29,7 @@ import yaml
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from evenhand.core.errors import InvalidConfig
+from evenhand.options import add_dsn, require_given
 from evenhand.postgres.database import Database, DatabaseConfig
 
 if TYPE_CHECKING:
@@ -274,9 +275,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="evenhand seed", description="Fill pools, tenants and API keys from YAML."
     )
-    parser.add_argument("--dsn", required=True, help="postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    add_dsn(parser)
     parser.add_argument("file", type=Path, help="the seed file")
     arguments = parser.parse_args(argv)
+    require_given(parser, arguments, "dsn")
     result = asyncio.run(_seed(arguments.dsn, read_seed(arguments.file)))
     print(f"seeded {result.pools} pools, {result.tenants} tenants and {result.api_keys} API keys")
     for generated in result.generated:

@@ -22,6 +22,7 @@ from evenhand.kafka.config import KafkaConfig
 from evenhand.kafka.reader import KafkaLogReader
 from evenhand.kafka.writer import KafkaLogWriter
 from evenhand.logs import configure_logs
+from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
 from evenhand.ports import KV_TOPIC
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.directory import PostgresDirectory
@@ -33,6 +34,8 @@ from evenhand.scheduler.daemon import START_TIMEOUT_S, DaemonPorts, SchedulerDae
 
 EXIT_FAULT = 1
 EXIT_STOPPED_HARD = 130
+LISTEN_DEFAULT = "127.0.0.1:7077"
+"""Where the SDK looks, too."""
 SECRET_FILE_DEFAULT = Path("~/.local/state/evenhand/master.secret")
 DATABASE_CONNECTIONS = 4
 
@@ -41,13 +44,12 @@ def parser() -> argparse.ArgumentParser:
     """The command line; every option is explained by --help."""
     options = argparse.ArgumentParser(prog="evenhand scheduler", description="Schedule the requests of one pool.")
     options.add_argument("--pool", required=True, help="the pool to schedule")
-    options.add_argument("--listen", default="127.0.0.1:7070", help="HOST:PORT of the gRPC service")
-    options.add_argument("--kafka", required=True, help="HOST:PORT of Kafka, several separated by commas")
-    options.add_argument("--kafka-profile", choices=("production", "embedded"), default="production")
-    options.add_argument("--dsn", required=True, help="postgresql://… of the database")
     options.add_argument(
-        "--metrics-port", type=int, help="serve /metrics, /status and /healthz on this loopback port"
+        "--listen", default=LISTEN_DEFAULT, help="HOST:PORT of the gRPC service (default: %(default)s)"
     )
+    add_kafka(options)
+    add_dsn(options)
+    add_metrics_port(options, "/metrics, /status and /healthz")
     options.add_argument(
         "--secret-file", type=Path, default=SECRET_FILE_DEFAULT, help="the master secret, mode 0600"
     )
@@ -142,7 +144,9 @@ def _stop_or_exit(stop: asyncio.Event) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Entry of ``evenhand scheduler``."""
-    arguments = parser().parse_args(argv)
+    options = parser()
+    arguments = options.parse_args(argv)
+    require_given(options, arguments, "dsn", "kafka")
     configure_logs("scheduler", arguments.log_format, arguments.log_level)
     try:
         config = config_of(arguments)

@@ -3,7 +3,6 @@
 An impossible value stops the start with one sentence that names it.
 """
 
-import ipaddress
 from dataclasses import dataclass
 
 from evenhand.core.errors import InvalidConfig
@@ -44,26 +43,3 @@ class StateConfig:
             raise InvalidConfig("The setting retry_ms_max must not be below retry_ms_min.")
         if self.lag_key_changes_max < self.group_key_changes_max:
             raise InvalidConfig("The setting lag_key_changes_max must not be below group_key_changes_max.")
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Where the pages are served: loopback only, because they need no credential."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> "ListenAddress":
-        """``HOST:PORT``; port 0 takes a free one. Raises ``InvalidConfig``."""
-        host, _, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isdecimal() or int(port) > 65_535:
-            raise InvalidConfig(f"The address {text!r} is not HOST:PORT.")
-        try:
-            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise InvalidConfig(f"The state service's pages are served on loopback only, not on {text}.")
-        return cls(host, int(port))

@@ -16,10 +16,11 @@ import uvloop
 
 from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs, get_logger
+from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.directory import PostgresDirectory
 from evenhand.postgres.map_store import PostgresMapStore
-from evenhand.state.config import ListenAddress, StateConfig
+from evenhand.state.config import StateConfig
 from evenhand.state.fault import FaultPoint
 from evenhand.state.metrics import StateMetrics
 from evenhand.state.pages import Pages
@@ -35,7 +36,7 @@ class Options:
     database: DatabaseConfig
     kafka: KafkaConfig
     state: StateConfig
-    listen: ListenAddress | None
+    metrics_port: int | None
     log_format: str
     log_level: str
 
@@ -46,25 +47,20 @@ def parse(argv: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="evenhand state", description="Fold cache events from Kafka into the map in Postgres, exactly once."
     )
-    parser.add_argument("--dsn", default=os.environ.get("EVENHAND_DSN"), help="the database (or EVENHAND_DSN)")
-    parser.add_argument(
-        "--kafka", default=os.environ.get("EVENHAND_KAFKA"), help="HOST:PORT of Kafka (or EVENHAND_KAFKA)"
-    )
-    parser.add_argument("--kafka-profile", default="production", help="production (default) or embedded")
-    parser.add_argument("--listen", help="HOST:PORT on loopback for /health, /ready and /metrics; default: none")
+    add_dsn(parser)
+    add_kafka(parser)
+    add_metrics_port(parser, "/health, /ready and /metrics")
     parser.add_argument("--group-ms", type=int, default=defaults.group_ms_max, help="longest wait of a change")
     parser.add_argument("--start-ms", type=int, default=defaults.start_ms_max, help="longest wait at the start")
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     arguments = parser.parse_args(argv)
-    for name in ("dsn", "kafka"):
-        if not getattr(arguments, name):
-            parser.error(f"--{name} is needed")
+    require_given(parser, arguments, "dsn", "kafka")
     return Options(
         database=DatabaseConfig(arguments.dsn, "state"),
         kafka=KafkaConfig.of(arguments.kafka_profile, arguments.kafka),
         state=StateConfig(group_ms_max=arguments.group_ms, start_ms_max=arguments.start_ms),
-        listen=ListenAddress.parse(arguments.listen) if arguments.listen else None,
+        metrics_port=arguments.metrics_port,
         log_format=arguments.log_format,
         log_level=arguments.log_level,
     )
@@ -84,7 +80,9 @@ async def serve(options: Options) -> None:
             writer,
             metrics,
         )
-        pages = Pages(options.listen, service.metrics_page, service.not_ready) if options.listen else None
+        pages = None
+        if options.metrics_port is not None:
+            pages = Pages(options.metrics_port, service.metrics_page, service.not_ready)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop)

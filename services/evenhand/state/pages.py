@@ -9,17 +9,17 @@ from collections.abc import Callable
 from aiohttp import web
 
 from evenhand.core.errors import InvalidConfig
-from evenhand.state.config import ListenAddress
 
+HOST = "127.0.0.1"
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Pages:
     """A small HTTP server; ``address`` is known once it has started."""
 
-    def __init__(self, listen: ListenAddress, metrics: Callable[[], bytes], not_ready: Callable[[], str]) -> None:
-        """``not_ready`` tells why the service is not ready; empty: it is."""
-        self._listen = listen
+    def __init__(self, port: int, metrics: Callable[[], bytes], not_ready: Callable[[], str]) -> None:
+        """Port 0 takes a free one. ``not_ready`` tells why the service is not ready; empty: it is."""
+        self._port = port
         self._metrics = metrics
         self._not_ready = not_ready
         self._runner: web.AppRunner | None = None
@@ -33,14 +33,13 @@ class Pages:
         application.router.add_get("/metrics", self._get_metrics)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        host, port = self._listen.host, self._listen.port
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, HOST, self._port).start()
         except OSError as error:
             await runner.cleanup()
-            raise InvalidConfig(f"The pages cannot be served on {host}:{port}: {error.strerror}.") from error
+            raise InvalidConfig(f"The pages cannot be served on {HOST}:{self._port}: {error.strerror}.") from error
         self._runner = runner
-        self.address = f"{host}:{runner.addresses[0][1]}"
+        self.address = f"{HOST}:{runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         if self._runner is not None:
