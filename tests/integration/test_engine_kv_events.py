@@ -47,12 +47,15 @@ class Listener:
     async def connect(self) -> None:
         """Connect, and return once the publisher knows the subscription: a probe has come through."""
         self.socket.connect(self.server.kv_events_endpoint)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not await self.socket.poll(20):
                 await self.faults(restart=True)
                 await self.ask([1] * 32)
-        while await self.socket.poll(20):
-            await self.socket.recv_multipart()
+        # Batches come in order: once the last probe is seen, nothing older is under way.
+        last = list(range(5000, 5032))
+        await self.ask(last)
+        while msgspec.msgpack.encode(last) not in (await self.socket.recv_multipart())[2]:
+            pass
         await self.faults(restart=True)
 
     async def close(self) -> None:
@@ -72,7 +75,7 @@ class Listener:
             assert response.status == 200
 
     async def next(self) -> tuple[int, list[Any]]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             topic, sequence, payload = await self.socket.recv_multipart()
         assert topic == b"kv@e7@tiny"
         assert len(sequence) == 8
@@ -88,7 +91,7 @@ class Listener:
         socket.connect(self.server.kv_replay_endpoint)
         await socket.send_multipart([b"", first.to_bytes(8, "big")])
         answers = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not answers or answers[-1][2] != b"\xff" * 8:
                 answers.append(await socket.recv_multipart())
         socket.close()
@@ -164,7 +167,7 @@ async def test_a_malformed_replay_request_is_ignored(listener: Listener) -> None
     socket.connect(listener.server.kv_replay_endpoint)
     await socket.send_multipart([b"", b"short"])
     await socket.send_multipart([b"", (0).to_bytes(8, "big")])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await socket.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
     socket.close()
 
@@ -232,7 +235,7 @@ async def test_a_restart_in_place_begins_at_sequence_zero_on_the_same_socket(lis
 async def test_a_step_under_way_at_a_restart_says_nothing_in_the_next_life(listener: Listener) -> None:
     listener.server.runtime.engine.step_time = StepTime(base_ns=150_000_000)
     lost = asyncio.create_task(listener.http.post("/v1/completions", json={"prompt": [5] * 32, "max_tokens": 1}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not listener.server.runtime.open_streams:
             await asyncio.sleep(0)
     await listener.faults(restart=True)

@@ -67,7 +67,7 @@ async def metrics_of(http: aiohttp.ClientSession) -> dict[str, float]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0)
 
