@@ -29,7 +29,7 @@ class EdgeConfig:
     """The engine's event socket, ``tcp://HOST:PORT`` or ``ipc://FILE``; empty for an engine that sends none (or
     runs the plugin)."""
     replay: str = ""
-    """The engine's replay socket, ``tcp://HOST:PORT``. Without it every gap empties the worker's map."""
+    """The engine's replay socket, likewise. Without it every gap empties the worker's map."""
     topic: str = ""
     """Take events only of topics that begin so; all by default."""
     sends_events: bool = True

@@ -15,6 +15,7 @@ def test_good_options_become_one_configuration() -> None:
     assert options.edge.kv_events == "tcp://engine.example:5557"
     assert options.edge.slots == 8
     assert options.leave
+    assert parse([*GOOD, "--kv-events=ipc:///run/engine.kv"]).edge.kv_events == "ipc:///run/engine.kv"
     assert (
         parse(
             ["--worker-id=w", "--pool=p", "--address=http://h:1", "--no-events", "--kafka=h:1"]
