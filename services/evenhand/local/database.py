@@ -39,6 +39,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -110,13 +111,17 @@ class EmbeddedDatabase:
         self._account = _Account(None, None, False)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        try:
+            await in_thread(self.start)
+        except asyncio.CancelledError:
+            await in_thread(self.stop)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.stop)
+        await in_thread(self.stop)
 
     @property
     def dsn(self) -> str:
@@ -182,6 +187,8 @@ class EmbeddedDatabase:
         if self._server is not None and self._server.poll() is None:
             self.stop()
         else:
+            if self._server is not None:
+                _dismiss_guard(self._server)
             self._server = None
             if self._lock is not None:
                 self._lock.close()
@@ -317,6 +324,18 @@ class EmbeddedDatabase:
             return inside
         name = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"evenhand-{os.geteuid()}-{name}"
+
+
+async def in_thread(call: Callable[[], None]) -> None:
+    """Run ``start``, ``stop`` or ``restart`` beside the loop. A cancellation takes effect once it is done: nothing
+    can stop a thread half-way, and what it started must not be lost sight of.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait((running,))
+        raise
 
 
 def _binaries() -> Path:

@@ -11,8 +11,9 @@ What is kept between runs (the database, the master secret, the edges' checkpoin
 lie in ``data_dir/logs``. The broker keeps nothing: at each start the log is another one, which readers find out
 and heal with snapshots.
 
-A service that dies is started again, with a growing pause, for as long as the stack runs. The broker ignores
-retention, so the stack restarts it on purpose once it has grown past a bound.
+Whatever dies, broker and database included, is started again on its old address, with a pause that grows while
+it keeps dying, for as long as the stack runs; one watch for each part, so that none waits for another. The broker
+ignores retention, so it is also restarted on purpose once it has grown past a bound.
 """
 
 import asyncio
@@ -21,16 +22,16 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
-from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.core.errors import EvenhandError, InvalidConfig, Unavailable
 from evenhand.local.broker import MEMORY_BYTES_MAX, EmbeddedBroker
-from evenhand.local.database import EmbeddedDatabase
+from evenhand.local.database import EmbeddedDatabase, in_thread
 from evenhand.local.process import ManagedProcess
 from evenhand.local.stack_file import StackWorker
 from evenhand.logs import get_logger
@@ -42,7 +43,10 @@ log = get_logger("stack")
 
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.5
+RESTART_PAUSE_SECONDS_MIN = 0.2
 RESTART_PAUSE_SECONDS_MAX = 10.0
+STEADY_SECONDS = 30.0
+"""What has run for so long before it died is started again without a longer pause than the first time."""
 READY_SECONDS_MAX = 90.0
 
 
@@ -94,7 +98,9 @@ class Service:
 
     process: ManagedProcess
     ready: Callable[[], Awaitable[bool]]
-    restarts: int = field(default=0)
+
+    def runs(self) -> bool:
+        return self.process.running
 
     async def start(self) -> None:
         await self.process.start(self.ready, READY_SECONDS_MAX)
@@ -113,7 +119,7 @@ class Stack:
         self.scheduler_address = ""
         self.metrics_ports: dict[str, int] = {}
         self._exit = AsyncExitStack()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -157,8 +163,11 @@ class Stack:
         async with asyncio.TaskGroup() as starting:
             for service in self.services.values():
                 starting.create_task(service.start())
-        self._watch = asyncio.create_task(self._keep_alive(), name="stack watch")
-        self._exit.push_async_callback(self._end_watch)
+        self._exit.push_async_callback(self._end_watches)
+        self._watch("broker", self._broker_runs, self.broker.restart)
+        self._watch("database", lambda: self.database.pid is not None, lambda: in_thread(self.database.restart))
+        for name, service in self.services.items():
+            self._watch(name, service.runs, service.start)
 
     async def _stop_services(self) -> None:
         """The edges first, so that nothing new arrives; then scheduler and state service."""
@@ -215,31 +224,39 @@ class Stack:
             arguments += ("--replay", worker.replay)
         return self._service(f"edge-{worker.name}", "/health", free_port(), *arguments)
 
-    async def _keep_alive(self) -> None:
-        """Start again what has died; restart the broker when it has grown too large."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if self.broker.memory_bytes() > MEMORY_BYTES_MAX:
-                log.info("the embedded broker has grown past its bound and is restarted")
-                await self.broker.restart()
-            for name, service in self.services.items():
-                if not service.process.running:
-                    await self._revive(name, service)
+    def _broker_runs(self) -> bool:
+        """Whether it runs and has not grown past its bound."""
+        return self.broker.running and self.broker.memory_bytes() <= MEMORY_BYTES_MAX
 
-    async def _revive(self, name: str, service: Service) -> None:
-        service.restarts += 1
-        pause = min(RESTART_PAUSE_SECONDS_MAX, 0.1 * 2 ** min(service.restarts, 10))
-        log.warning("a service ended and is started again", ended=name, pause_s=pause)
-        await asyncio.sleep(pause)
+    def _watch(self, name: str, runs: Callable[[], bool], start: Callable[[], Awaitable[None]]) -> None:
+        self._watches.append(asyncio.create_task(_keep_alive(name, runs, start), name=f"watch of {name}"))
+
+    async def _end_watches(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+
+
+async def _keep_alive(name: str, runs: Callable[[], bool], start: Callable[[], Awaitable[None]]) -> None:
+    """Start one part again whenever it no longer runs."""
+    loop = asyncio.get_running_loop()
+    pause_s, started_s = RESTART_PAUSE_SECONDS_MIN, loop.time()
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        if runs():
+            continue
+        if loop.time() - started_s > STEADY_SECONDS:
+            pause_s = RESTART_PAUSE_SECONDS_MIN
+        log.warning(
+            "a part of the stack ended or outgrew its bound and is started again", part=name, pause_s=pause_s
+        )
+        await asyncio.sleep(pause_s)
+        pause_s = min(RESTART_PAUSE_SECONDS_MAX, pause_s * 2)
+        started_s = loop.time()
         try:
-            await service.start()
-        except Unavailable as error:
-            log.warning("a service did not come up again", ended=name, error=str(error))
-
-    async def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+            await start()
+        except (EvenhandError, OSError) as error:
+            log.warning("a part did not come up again", part=name, error=str(error))
 
 
 def require_free(listen: str) -> None:
