@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from evenhand.core.cache_map import CacheMap, WorkerCache
+from evenhand.core.cache_map import TIERS, CacheMap, WorkerCache
 from evenhand.core.ids import Epoch, Seq, WorkerId
 from evenhand.core.kv import (
     Cleared,
@@ -205,59 +205,53 @@ def _applied(
     cache_map: CacheMap, cache: WorkerCache, operations: Sequence[KvOperation]
 ) -> tuple[bool, tuple[KvOperation, ...]]:
     """Apply in order; whether a clear was among them, and the net of what changed."""
-    if len(operations) == 1:
-        return _applied_alone(cache_map, cache, operations[0])
     cleared = False
-    # Per tier: keys gained and lost so far. No key is in both, so their order does not matter.
-    gained: dict[Tier, dict[int, None]] = {}
-    lost: dict[Tier, dict[int, None]] = {}
+    changes: list[Stored | Removed] = []
+    kinds = 0
     for operation in operations:
         match operation:
-            case Stored(keys, tier):
-                _toggle(cache_map.store(cache, tier, keys), gained.setdefault(tier, {}), lost.get(tier))
-            case Removed(keys, tier):
-                _toggle(cache_map.remove(cache, tier, keys), lost.setdefault(tier, {}), gained.get(tier))
+            case Stored():
+                changed = cache_map.store(cache, operation.tier, operation.keys)
+                if changed:
+                    whole = changed is operation.keys
+                    changes.append(operation if whole else Stored(tuple(changed), operation.tier))
+                    kinds |= 1
+            case Removed():
+                changed = cache_map.remove(cache, operation.tier, operation.keys)
+                if changed:
+                    whole = changed is operation.keys
+                    changes.append(operation if whole else Removed(tuple(changed), operation.tier))
+                    kinds |= 2
             case Cleared():
                 cache_map.clear(cache)
                 cleared = True
-                gained, lost = {}, {}
+                changes.clear()
+                kinds = 0
             case _:
                 assert_never(operation)
-    net: list[KvOperation] = [Removed(tuple(lost[tier]), tier) for tier in Tier if lost.get(tier)]
-    net += [Stored(tuple(gained[tier]), tier) for tier in Tier if gained.get(tier)]
-    return cleared, tuple(net)
+    if kinds == 3:
+        changed_keys = [change.keys for change in changes]
+        if len(set().union(*changed_keys)) != sum(map(len, changed_keys)):
+            return cleared, _net(changes)
+    # Every change is of another key, so the changes are their own net.
+    return cleared, tuple(changes)
 
 
-def _toggle(keys: Sequence[int], onto: dict[int, None], off: dict[int, None] | None) -> None:
-    """Note keys that changed one way; those that had changed the other way are as they were."""
-    if off and not off.keys().isdisjoint(keys):
-        onto.update((key, None) for key in keys if key not in off)
-        for key in keys:
-            off.pop(key, None)
-    else:
-        onto.update(dict.fromkeys(keys))
-
-
-def _applied_alone(
-    cache_map: CacheMap, cache: WorkerCache, operation: KvOperation
-) -> tuple[bool, tuple[KvOperation, ...]]:
-    """As ``_applied`` for the one operation of most batches: it is its own net unless part of it was so before."""
-    match operation:
-        case Stored(keys, tier):
-            changed = cache_map.store(cache, tier, keys)
-            if not changed:
-                return False, ()
-            return False, (operation if changed is keys else Stored(tuple(changed), tier),)
-        case Removed(keys, tier):
-            changed = cache_map.remove(cache, tier, keys)
-            if not changed:
-                return False, ()
-            return False, (operation if changed is keys else Removed(tuple(changed), tier),)
-        case Cleared():
-            cache_map.clear(cache)
-            return True, ()
-        case _:
-            assert_never(operation)
+def _net(changes: Sequence[Stored | Removed]) -> tuple[KvOperation, ...]:
+    """Changes without the keys that are in the end as they were: removals first, then by tier."""
+    # No key of a tier is in both, so their order does not matter.
+    gained: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
+    lost: dict[Tier, dict[int, None]] = {tier: {} for tier in TIERS}
+    for change in changes:
+        onto, off = (gained, lost) if isinstance(change, Stored) else (lost, gained)
+        for key in change.keys:
+            if key in off[change.tier]:
+                del off[change.tier][key]
+            else:
+                onto[change.tier][key] = None
+    net: list[KvOperation] = [Removed(tuple(keys), tier) for tier, keys in lost.items() if keys]
+    net += [Stored(tuple(keys), tier) for tier, keys in gained.items() if keys]
+    return tuple(net)
 
 
 def _snapshot_part(cache_map: CacheMap, cache: WorkerCache | None, part: SnapshotPart) -> FoldResult:
@@ -294,7 +288,7 @@ def _snapshot_applied(cache_map: CacheMap, cache: WorkerCache, snapshot: Snapsho
         cache.asked = False
     else:
         control = _ask(cache, f"A batch before {cache.missing_before} was missed after the snapshot.")
-    operations = tuple(Stored(tuple(sorted(held[tier])), tier) for tier in Tier if held[tier])
+    operations = tuple(Stored(tuple(sorted(held[tier])), tier) for tier in TIERS if held[tier])
     return FoldResult(FoldOutcome.SNAPSHOT_APPLIED, cache.position, True, operations, control)
 
 
