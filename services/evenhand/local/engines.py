@@ -14,6 +14,8 @@ from evenhand.local.process import ManagedProcess
 from evenhand.local.stack import evenhand
 from evenhand.local.stack_file import StackWorker
 
+RESET_SECONDS_MAX = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
@@ -73,10 +75,19 @@ class EngineFleet:
         await asyncio.gather(*(process.stop() for process in self.processes))
 
     async def reset_caches(self, http: aiohttp.ClientSession) -> None:
-        """Empty every engine's prefix cache, so that the next run starts cold."""
-        for worker in self.workers:
-            async with http.post(f"{worker.address}/reset_prefix_cache") as response:
-                response.raise_for_status()
+        """Empty every engine's prefix cache, so that the next run starts cold.
+
+        An engine refuses while requests run; those cancelled just now are given ``RESET_SECONDS_MAX`` to end.
+        """
+        async with asyncio.timeout(RESET_SECONDS_MAX):
+            for worker in self.workers:
+                while not await self._reset(worker, http):
+                    await asyncio.sleep(0.05)
+
+    async def _reset(self, worker: StackWorker, http: aiohttp.ClientSession) -> bool:
+        async with http.post(f"{worker.address}/reset_prefix_cache") as response:
+            response.raise_for_status()
+            return bool((await response.json())["success"])
 
 
 def _addresses(log_file: Path) -> dict[str, str] | None:
