@@ -6,6 +6,7 @@ predicted. A run ends by draining: nothing new is submitted and everything that 
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.properties.fairness_oracle import Oracle
@@ -107,6 +108,7 @@ class Adversary:
         self.count = 0
         self.families = [self._chain(family) for family in range(rng.randrange(1, 5))]
         self.on: dict[TenantId, bool] = {}
+        self.on_effects: Callable[[tuple[Effect, ...]], object] = lambda effects: None
 
     def run(self) -> None:
         rng = self.rng
@@ -291,6 +293,7 @@ class Adversary:
                     del self.running[ticket.ticket_id]
                 case _:
                     pass
+        self.on_effects(effects)
         self.oracle.observe(input, effects, self.now_ns)
         return effects
 

@@ -1,12 +1,11 @@
 """Why a choice was made, in the words of its record. Reads what placement weighed; decides nothing."""
 
-import heapq
+from operator import itemgetter
 
 from evenhand.core.estimator import NS_PER_MS
 from evenhand.core.facts import Candidate, ChoiceReason, Decision, SchedulerConfig, Ticket
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.ids import WorkerId
-from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Choice, Placement
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Queued
@@ -24,13 +23,11 @@ class Explainer:
         config: SchedulerConfig,
         fair: FairQueue,
         rooms: Rooms,
-        outstanding: Outstanding,
         placement: Placement,
     ) -> None:
         self._config = config
         self._fair = fair
         self._rooms = rooms
-        self._outstanding = outstanding
         self._placement = placement
 
     def decision(self, choice: Choice, v_after: float, window: float, now_ns: int) -> Decision:
@@ -69,11 +66,11 @@ class Explainer:
             if held is not None and held.closed is not None:
                 score = tokens / prompt_tokens - load_penalty * held.load_share(prefill_max, now_ns)
                 ranked.append((-score, worker_id, held))
-        best = heapq.nsmallest(CANDIDATES_MAX, ranked)
-        candidates = [_candidate(queued, worker, -score, now_ns) for score, _, worker in best]
-        if all(candidate.worker_id != chosen_id for candidate in candidates):
-            candidates[-1] = _candidate(queued, choice.worker, choice.score, now_ns)
-        return tuple(candidates)
+        ranked.sort(key=itemgetter(0, 1))
+        best = ranked[:CANDIDATES_MAX]
+        if choice.worker not in [worker for _, _, worker in best]:
+            best[-1] = (-choice.score, chosen_id, choice.worker)
+        return tuple([_candidate(queued, worker, -score, now_ns) for score, _, worker in best])
 
     def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
         heads = choice.tenant.heads(self._config.requests_considered_max)
@@ -89,9 +86,8 @@ class Explainer:
         """A tenant lately served there waits with a better cached share, but lies outside the window."""
         worker_id, v_max = choice.worker.spec.worker_id, choice.lo + window
         share = choice.cached_tokens / choice.queued.request.prompt_tokens
-        for tenant_id in choice.worker.served:
-            tenant = self._outstanding.tenants.get(tenant_id)
-            if tenant is None or tenant.v <= v_max or not tenant.in_a:
+        for tenant in choice.worker.served.values():
+            if tenant.v <= v_max or not tenant.in_a:
                 continue
             known = tenant.best.get(worker_id)
             if known is not None and known.share > share:

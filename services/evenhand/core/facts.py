@@ -282,7 +282,7 @@ class SchedulerConfig:
     """Tries of one request; when the last of them loses its worker too, the request is refused."""
     outcomes_remembered_max: int = 100_000
     """Closed tickets whose outcome is still known, so that a second settle is answered with it."""
-    matches_refresh_ms: int = 200
+    matches_refresh_ms: int = 500
     """A queued request's cached tokens are looked up again at most this often while the map changes; the
     chosen one is always looked up afresh before it is charged."""
     prefill_rate_default_tokens_per_s: float = 8_000.0

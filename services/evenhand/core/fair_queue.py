@@ -24,6 +24,7 @@ moves only by corrections. This module knows no queue, no request and no ticket.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import islice
 
 from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.tenant import Tenant
@@ -61,6 +62,11 @@ class FairQueue:
         return self._weight_sum
 
     @property
+    def capacity_min_tokens(self) -> int:
+        """What every member can hold."""
+        return self._capacity_min
+
+    @property
     def members(self) -> dict[WorkerId, Worker]:
         """The workers that count in F; read only."""
         return self._members
@@ -95,6 +101,23 @@ class FairQueue:
     def in_order(self) -> Iterator[Place]:
         """A by (v, id)."""
         return iter(self._order)
+
+    def first_places(self, worker: Worker, count: int) -> list[Place]:
+        """The first ``count`` of A_w, in order."""
+        if self._partial == 0:
+            return self._order[:count]
+        reached = (place for place in self._order if place[2].reach_tokens <= worker.capacity_tokens)
+        return list(islice(reached, count))
+
+    def between(self, first: tuple[float, TenantId], v_max: float) -> list[Tenant]:
+        """Tenants of A from a place on, with clocks up to ``v_max``."""
+        order = self._order
+        tenants: list[Tenant] = []
+        for index in range(bisect_left(order, first), len(order)):
+            if order[index][0] > v_max:
+                break
+            tenants.append(order[index][2])
+        return tenants
 
     def place(self, tenant: Tenant, v: float, reach_tokens: int | None) -> None:
         """Set a tenant's clock and reach (None: it is not in A), lift it where it arrives, and refresh.

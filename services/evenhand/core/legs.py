@@ -89,7 +89,7 @@ class Legs:
         self.outstanding.dispatched(tenant, charge, self.fair.weight_sum)
         tenant.service.granted(now_ns)
         self._hold(tenant, held, worker, uncached_tokens, now_ns)
-        worker.note_served(request.tenant_id, self.config.sticky_tenants_max)
+        worker.note_served(tenant, self.config.sticky_tenants_max)
         self.presence.presume(ticket.ticket_id, ticket.worker_id, request.block_keys, now_ns)
         self.placement.map_version += 1
         self.placement.presumed(tenant, queued, worker)

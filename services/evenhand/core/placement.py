@@ -33,6 +33,9 @@ from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import BestHead, Queued, Tenant
 from evenhand.core.worker import Worker
 
+NO_WORKER = WorkerId("")
+"""Stands for any worker that holds no part of any head."""
+
 
 class Choice:
     """A pair that may be dispatched now, and what it was weighed against."""
@@ -107,38 +110,40 @@ class Placement:
                 return choice
             if not self._look_up(choice.queued):
                 return choice
-            choice.tenant.best.clear()
+            choice.tenant.forget_best()
 
     def presumed(self, tenant: Tenant, granted: Queued, worker: Worker) -> None:
         """Followers of a dispatched prompt see its keys on its worker at once."""
         keys, worker_id = granted.request.block_keys, worker.spec.worker_id
+        first_key = keys[0] if keys else None
         for queued in tenant.heads(self._config.requests_considered_max):
-            block = queued.cached.get(worker_id, 0) // worker.spec.block_size_tokens
             own = queued.request.block_keys
+            if not own or own[0] != first_key:
+                continue
+            block = queued.cached.get(worker_id, 0) // worker.spec.block_size_tokens
             if block < len(keys) and block < len(own) and own[block] == keys[block] and self._look_up(queued):
-                tenant.best.clear()
+                tenant.forget_best()
 
     # What is considered
 
     def _front(self, worker: Worker, window: float, now_ns: int) -> Front | None:
         """The first K of A_w inside the window, their look-ups not older than allowed; None: A_w is empty."""
-        front: Front | None = None
-        capacity_tokens, count_max = worker.capacity_tokens, self._config.tenants_considered_max
+        places = self._fair.first_places(worker, self._config.tenants_considered_max + 1)
+        if not places:
+            return None
+        lo = places[0][0]
+        v_max = lo + window
+        while places[-1][0] > v_max:
+            places.pop()
+        last: tuple[float, TenantId] | None = None
+        if len(places) > self._config.tenants_considered_max:
+            last = places.pop()[:2]
+        tenants = [tenant for _, _, tenant in places]
         map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
-        for v, tenant_id, tenant in self._fair.in_order():
-            if tenant.reach_tokens > capacity_tokens:
-                continue
-            if front is None:
-                front = Front(v, v + window, [], None)
-            elif v > front.v_max:
-                break
-            if len(front.tenants) >= count_max:
-                front.last = (v, tenant_id)
-                break
+        for tenant in tenants:
             if tenant.matched_at_ns <= due_before_ns and tenant.matched_version != map_version:
                 self._refresh(tenant, now_ns)
-            front.tenants.append(tenant)
-        return front
+        return Front(lo, v_max, tenants, last)
 
     def _candidates(self, worker: Worker, front: Front, tight: bool, now_ns: int) -> list[Tenant]:
         """C_w; where only headroom is left, those of C_w that may use it."""
@@ -151,24 +156,22 @@ class Placement:
             tenants = front.below_share
         if front.last is None:
             return tenants
-        sticky: list[Tenant] = []
-        for tenant_id in worker.served:
-            served = self._outstanding.tenants.get(tenant_id)
-            if (
-                served is not None
-                and served.in_a
-                and front.last <= (served.v, tenant_id)
-                and served.v <= front.v_max
-                and served.reach_tokens <= worker.capacity_tokens
-                and (not tight or self._outstanding.below_share(served))
-            ):
-                if (
-                    served.matched_at_ns <= now_ns - self._refresh_ns
-                    and served.matched_version != self.map_version
-                ):
-                    self._refresh(served, now_ns)
-                sticky.append(served)
-        return tenants + sticky if sticky else tenants
+        last_v, v_max = front.last[0], front.v_max
+        sticky = [tenant for tenant in worker.served.values() if last_v <= tenant.v <= v_max and tenant.in_a]
+        if sticky:
+            sticky = [
+                tenant
+                for tenant in sticky
+                if front.last <= (tenant.v, tenant.spec.tenant_id)
+                and tenant.reach_tokens <= worker.capacity_tokens
+                and (not tight or self._outstanding.below_share(tenant))
+            ]
+        if not sticky:
+            return tenants
+        for tenant in sticky:
+            if tenant.matched_at_ns <= now_ns - self._refresh_ns and tenant.matched_version != self.map_version:
+                self._refresh(tenant, now_ns)
+        return tenants + sticky
 
     def _heads(self, tenant: Tenant) -> tuple[Queued, ...]:
         """The tenant's requests that may be chosen, each looked up at least once."""
@@ -230,7 +233,7 @@ class Placement:
             return choice.tenant.v < best.tenant.v
         if choice.queued.age != best.queued.age:
             return choice.queued.age < best.queued.age
-        prompt_tokens = choice.queued.request.prompt_tokens
+        prompt_tokens = choice.queued.prompt_tokens
         mine = (choice.worker.ttft_ms(prompt_tokens - choice.cached_tokens, now_ns), choice.worker.spec.worker_id)
         its = (best.worker.ttft_ms(prompt_tokens - best.cached_tokens, now_ns), best.worker.spec.worker_id)
         return mine < its
@@ -245,24 +248,39 @@ class Placement:
 
     def _know(self, tenant: Tenant, worker: Worker) -> BestHead:
         """Work out, and remember, the tenant's head with the largest cached share at a worker."""
-        worker_id, size = worker.spec.worker_id, worker.spec.block_size_tokens
+        worker_id = worker.spec.worker_id
+        if tenant.warm_workers is None:
+            heads = self._heads(tenant)
+            tenant.warm_workers = set().union(*[queued.cached for queued in heads])
+            tenant.cold = self._best_head(heads, NO_WORKER, worker, self._fair.capacity_min_tokens)
+        cold = tenant.cold
+        if cold is not None and cold.plain and worker_id not in tenant.warm_workers:
+            best = cold
+        else:
+            best = self._best_head(self._heads(tenant), worker_id, worker, worker.capacity_tokens)
+        tenant.best[worker_id] = best
+        return best
+
+    def _best_head(
+        self, heads: tuple[Queued, ...], worker_id: WorkerId, worker: Worker, capacity_tokens: int
+    ) -> BestHead:
+        size, decline_tokens = worker.spec.block_size_tokens, self._config.cold_decline_tokens
         best: BestHead | None = None
         blocks_min = 0
-        for queued in self._heads(tenant):
-            tokens = queued.cached.get(worker_id, 0)
-            prompt_tokens = queued.request.prompt_tokens
+        for queued in heads:
+            tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
             blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
             if best is None or tokens / prompt_tokens > best.share:
                 plain = (
                     not queued.excluded
-                    and queued.tokens_total <= worker.capacity_tokens
-                    and queued.cached_best - tokens < self._config.cold_decline_tokens
+                    and queued.tokens_total <= capacity_tokens
+                    and queued.cached_best - tokens < decline_tokens
                 )
                 best = BestHead(queued, tokens, tokens / prompt_tokens, blocks, plain)
-            blocks_min = min(blocks_min, blocks) if blocks_min else blocks
+            if blocks < blocks_min or not blocks_min:
+                blocks_min = blocks
         assert best is not None, "a tenant in A has a head"
         best.blocks_min = blocks_min
-        tenant.best[worker_id] = best
         return best
 
     def _in_full(self, tenant: Tenant, worker: Worker, load: float) -> Choice | None:
@@ -273,7 +291,7 @@ class Placement:
             tokens = queued.cached.get(worker.spec.worker_id, 0)
             if not self.fits(tenant, queued, worker, tokens):
                 continue
-            score = tokens / queued.request.prompt_tokens - load
+            score = tokens / queued.prompt_tokens - load
             if self.warmer_without_room(tenant, queued, worker, tokens, self._config.cold_decline_tokens):
                 if declined is None or score > declined.score:
                     declined = Choice(tenant, queued, worker, tokens, score)
@@ -292,7 +310,7 @@ class Placement:
 
     def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
         """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
-        return worker.blocks_for(queued.request.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
+        return worker.blocks_for(queued.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
 
     def _fits_but_headroom(self, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         if queued.tokens_total > worker.capacity_tokens:
@@ -349,7 +367,7 @@ class Placement:
             if queued.map_version != self.map_version and self._look_up(queued):
                 changed = True
         if changed:
-            tenant.best.clear()
+            tenant.forget_best()
         tenant.matched_version, tenant.matched_at_ns = self.map_version, now_ns
 
     def _look_up(self, queued: Queued) -> bool:

@@ -28,6 +28,7 @@ class Rooms:
         self.workers: dict[WorkerId, Worker] = {}
         self.open: dict[WorkerId, Worker] = {}
         self._closed_counts: dict[str, int] = {}
+        self._closed_sorted: tuple[tuple[str, int], ...] | None = None
         self._reopen: list[tuple[int, WorkerId]] = []
         self._stale_after_ns = config.worker_stale_after_ms * NS_PER_MS
         self._lost_after_ns = config.worker_lost_after_ms * NS_PER_MS
@@ -101,7 +102,9 @@ class Rooms:
 
     def closed_counts(self) -> tuple[tuple[str, int], ...]:
         """How many workers have no room, by reason, sorted by reason."""
-        return tuple(sorted(self._closed_counts.items()))
+        if self._closed_sorted is None:
+            self._closed_sorted = tuple(sorted(self._closed_counts.items()))
+        return self._closed_sorted
 
     def next_change_ns(self, waiting: bool) -> int | None:
         """When ``pass_time`` next has something to do; prefill matters only while something waits."""
@@ -122,6 +125,7 @@ class Rooms:
     def _set_closed(self, worker: Worker, reason: str | None) -> None:
         if worker.closed == reason:
             return
+        self._closed_sorted = None
         if worker.closed is not None:
             left = self._closed_counts[worker.closed] - 1
             if left:

@@ -98,7 +98,7 @@ class PoolScheduler:
             self._rooms,
             self._outstanding,
             self._placement,
-            Explainer(config, self._fair, self._rooms, self._outstanding, self._placement),
+            Explainer(config, self._fair, self._rooms, self._placement),
             cost_rate,
             self._estimator,
             TicketBook(config.outcomes_remembered_max),
@@ -376,6 +376,7 @@ class PoolScheduler:
             self._rooms.add(worker, now_ns)
             if spec.role is WorkerRole.BOTH:
                 self._fair.join(worker)
+            self._workers_changed()
         elif spec == worker.spec or spec.epoch < worker.spec.epoch:
             self._rooms.heard(worker, now_ns)
             return
@@ -403,6 +404,13 @@ class PoolScheduler:
         else:
             worker.change_spec(spec)
         self._presence.worker_joined(spec)
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        """What was worked out per worker no longer holds."""
+        self._placement.map_version += 1
+        for tenant in self._outstanding.tenants.values():
+            tenant.forget_best()
 
     def _acceptable(self, spec: WorkerSpec) -> bool:
         """A worker that can hold nothing, or with another block size than the pool's, is not taken in."""
@@ -425,6 +433,7 @@ class PoolScheduler:
             self._refuse_stranded(now_ns, effects)
         elif worker.spec.role is WorkerRole.BOTH:
             self._fair.join(worker)
+        self._workers_changed()
 
     def _lose_worker(self, worker: Worker, now_ns: int, effects: list[Effect]) -> None:
         self._fair.leave(worker)
@@ -433,7 +442,7 @@ class PoolScheduler:
             self._lose_leg(held, now_ns, effects)
         self._rooms.drop(worker)
         self._presence.worker_gone(worker_id)
-        self._placement.map_version += 1
+        self._workers_changed()
         self._refuse_stranded(now_ns, effects)
 
     def _refuse_stranded(self, now_ns: int, effects: list[Effect]) -> None:
@@ -530,11 +539,12 @@ class PoolScheduler:
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:
         """Say when time alone next brings something about, where that is sooner than was said before."""
-        waiting = self._queued_total > 0
-        times = [self._legs.book.next_expiry_ns(), self._rooms.next_change_ns(waiting)]
-        if self._deadlines:
-            times.append(self._deadlines[0][0])
-        at_ns = min((time for time in times if time is not None), default=None)
+        at_ns = self._rooms.next_change_ns(self._queued_total > 0)
+        expiry_ns = self._legs.book.next_expiry_ns()
+        if expiry_ns is not None and (at_ns is None or expiry_ns < at_ns):
+            at_ns = expiry_ns
+        if self._deadlines and (at_ns is None or self._deadlines[0][0] < at_ns):
+            at_ns = self._deadlines[0][0]
         if at_ns is not None and (at_ns < self._wake_at_ns or self._wake_at_ns <= now_ns):
             self._wake_at_ns = at_ns
             effects.append(WakeAt(at_ns))

@@ -33,6 +33,7 @@ class Queued:
         "map_version",
         "output_tokens_estimated",
         "overtaken",
+        "prompt_tokens",
         "request",
         "tokens_total",
     )
@@ -43,6 +44,7 @@ class Queued:
         """Order of admission in the pool; smaller is older."""
         self.enqueued_at_ns = enqueued_at_ns
         self.output_tokens_estimated = output_tokens_estimated
+        self.prompt_tokens = request.prompt_tokens
         self.tokens_total = request.prompt_tokens + request.output_tokens_max
         """What a worker must be able to hold to ever run this."""
         self.excluded: tuple[WorkerId, ...] = request.excluded_workers
@@ -80,6 +82,7 @@ class Tenant:
         "backlogged_from_ns",
         "backlogged_ns",
         "best",
+        "cold",
         "cost_due",
         "cost_due_mark",
         "cost_got",
@@ -95,6 +98,7 @@ class Tenant:
         "service",
         "spec",
         "v",
+        "warm_workers",
     )
 
     def __init__(self, spec: TenantSpec) -> None:
@@ -118,7 +122,11 @@ class Tenant:
         self.backlogged_from_ns = 0
         self._heads: tuple[Queued, ...] | None = None
         self.best: dict[WorkerId, BestHead] = {}
-        """What placement worked out per worker, until a head or its look-up changes."""
+        """What placement worked out per worker, until a head, its look-up or a worker's size changes."""
+        self.cold: BestHead | None = None
+        """The same for any worker that holds no part of any head."""
+        self.warm_workers: set[WorkerId] | None = None
+        """Workers that hold a part of a head; None: not worked out. Never iterated."""
         self.matched_at_ns = 0
         self.matched_version = -1
 
@@ -165,7 +173,12 @@ class Tenant:
     def heads_changed(self) -> None:
         """Forget what was derived from the first H requests."""
         self._heads = None
+        self.forget_best()
+
+    def forget_best(self) -> None:
+        """Forget what placement worked out per worker."""
         self.best.clear()
+        self.cold = self.warm_workers = None
 
     def _older(self, age: int) -> list[Queued]:
         older: list[Queued] = []

@@ -16,6 +16,7 @@ import math
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S
 from evenhand.core.facts import WorkerLoad, WorkerSpec
 from evenhand.core.ids import TenantId, TicketId
+from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import OpenTicket
 
 RATE_STEP = 1 / 8
@@ -60,7 +61,7 @@ class Worker:
         self.prefill_until_ns = 0
         self.prefill_rate_tokens_per_s = prefill_rate
         self.output_token_ms = output_token_ms
-        self.served: dict[TenantId, None] = {}
+        self.served: dict[TenantId, Tenant] = {}
         """The last distinct tenants served here, the latest last."""
         self.virtual_time = 0.0
         self.is_member = False
@@ -119,10 +120,11 @@ class Worker:
         if ahead_ns > 0:
             self.prefill_until_ns = max(now_ns, self.prefill_until_ns - ahead_ns)
 
-    def note_served(self, tenant_id: TenantId, tenants_max: int) -> None:
+    def note_served(self, tenant: Tenant, tenants_max: int) -> None:
         """Remember the tenant as the last one served here."""
+        tenant_id = tenant.spec.tenant_id
         self.served.pop(tenant_id, None)
-        self.served[tenant_id] = None
+        self.served[tenant_id] = tenant
         if len(self.served) > tenants_max:
             del self.served[next(iter(self.served))]
 

@@ -7,12 +7,12 @@ from evenhand.core.facts import LegOutcome, Usage
 from evenhand.core.steps import Granted
 
 
-def worn(**changes: object) -> World:
+def worn() -> World:
     """A pool in mid-life: uneven clocks, open tickets, a backlog."""
     world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9))
     world.tenants("a", "b", weight=2.0)
     world.tenants("c")
-    world.workers("w1", "w2", slots=2, **changes)
+    world.workers("w1", "w2", slots=2)
     for n in range(8):
         world.submit("abc"[n % 3], chain(n, 4), request_id=f"r{n}", output=30)
     first = tickets(world.effects)[0]

@@ -70,7 +70,7 @@ def test_clocks_are_those_of_the_plain_rule(seed: int, sizes: tuple[int, ...]) -
         changed: dict[str, float] = {}
         if roll < 0.08 and len(workers) < len(sizes):
             name = rng.choice([f"w{i}" for i in range(len(sizes)) if f"w{i}" not in workers])
-            workers[name] = away.pop(name, None) or worker(name, sizes[int(name[1:])])
+            workers[name] = away.pop(name) if name in away else worker(name, sizes[int(name[1:])])
             fair.join(workers[name])
         elif roll < 0.12 and workers:
             name = rng.choice(list(workers))

@@ -62,7 +62,7 @@ def test_all_cached_does_not_take_every_turn() -> None:
         "cold": lambda: world.submit("cold", chain(next(count), 6), prompt=100, output=16),
     }
     granted = backlogged(world, senders, 400)
-    turns = Counter(each.tenant_id for each in granted)
+    turns = Counter(str(each.tenant_id) for each in granted)
     costs = cost_of(granted)
     assert costs["cached"] == pytest.approx(costs["cold"], rel=0.1)
     assert 1.5 < turns["cached"] / turns["cold"] < 3.5
@@ -180,7 +180,7 @@ def test_under_reported_estimates_buy_nothing() -> None:
         "honest": lambda: world.submit("honest", prompt=50, output=200, output_tokens_expected=100),
     }
     backlogged(world, senders, 600, true_output=100)
-    got = {t.tenant_id: t.cost_got for t in world.scheduler.status(world.now_ns).tenants}
+    got = {str(t.tenant_id): t.cost_got for t in world.scheduler.status(world.now_ns).tenants}
     assert got["liar"] == pytest.approx(got["honest"], rel=0.1)
 
 
