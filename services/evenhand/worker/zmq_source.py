@@ -71,7 +71,7 @@ class ZmqSource(FrameSource):
         self._topic = topic.encode()
         self._replay_wait_s = replay_wait_s
         self._silence_s = silence_s
-        self._wanted: tuple[int, int] | None = None
+        self._wanted = (0, 0)
         self._wake = asyncio.Event()
 
     @property
@@ -128,26 +128,38 @@ class ZmqSource(FrameSource):
         """Serve the latest wish; a newer one ends the one under way."""
         while True:
             await self._wake.wait()
-            self._wake.clear()
-            if self._wanted is None:
-                continue
-            ask, from_seq = self._wanted
-            self._wanted = None
-            self.counters.replays += 1
-            with context.socket(zmq.DEALER) as dealer:
-                dealer.setsockopt(zmq.LINGER, 0)
-                dealer.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES_MAX)
-                _tune(dealer)
-                dealer.connect(endpoint)
-                await self._replay_once(dealer, ask, from_seq, put)
+            while self._wake.is_set():
+                self._wake.clear()
+                ask, from_seq = self._wanted
+                self.counters.replays += 1
+                serving = asyncio.create_task(self._replay_once(context, endpoint, ask, from_seq, put))
+                newer = asyncio.create_task(self._wake.wait())
+                try:
+                    await asyncio.wait((serving, newer), return_when=asyncio.FIRST_COMPLETED)
+                    if serving.done():
+                        serving.result()
+                finally:
+                    serving.cancel()
+                    newer.cancel()
+                    await asyncio.gather(serving, newer, return_exceptions=True)
 
-    async def _replay_once(self, dealer: zmq.asyncio.Socket, ask: int, from_seq: int, put: Put) -> None:
-        try:
-            async with asyncio.timeout(self._replay_wait_s):
-                await dealer.send_multipart([b"", from_seq.to_bytes(SEQ_BYTES, "big")])
-            while self._wanted is None:
-                async with asyncio.timeout(self._replay_wait_s):
-                    frames = await dealer.recv_multipart()
+    async def _replay_once(
+        self, context: zmq.asyncio.Context, endpoint: str, ask: int, from_seq: int, put: Put
+    ) -> None:
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.RCVHWM, RECEIVE_FRAMES_MAX)
+            _tune(dealer)
+            dealer.connect(endpoint)
+            await dealer.send_multipart([b"", from_seq.to_bytes(SEQ_BYTES, "big")])
+            while True:
+                try:
+                    async with asyncio.timeout(self._replay_wait_s):
+                        frames = await dealer.recv_multipart()
+                except TimeoutError:
+                    self.counters.replays_failed += 1
+                    await put(ReplayFailed(ask))
+                    return
                 answer = frames[1:] if frames[0] == b"" and len(frames) > 1 else frames
                 if END_SEQ in answer[:2] and not answer[-1]:
                     await put(ReplayEnded(ask))
@@ -157,10 +169,6 @@ class ZmqSource(FrameSource):
                     self.counters.frames_malformed += 1
                     continue
                 await put(FrameReplayed(ask, frame.seq, frame.payload))
-        except TimeoutError:
-            if self._wanted is None:
-                self.counters.replays_failed += 1
-                await put(ReplayFailed(ask))
 
 
 def read_frame(frames: list[bytes]) -> FrameReceived | None:
