@@ -76,6 +76,8 @@ class OpenTicket:
     holders: int = 0
     """Calls that were given this ticket and have not withdrawn."""
     listener: "TicketListener | None" = None
+    decision_id: str = ""
+    """Given when the decision is first told."""
 
 
 class TicketListener(Protocol):
@@ -213,9 +215,14 @@ class PoolActor:
         self._waiting_count += 1
         self._submitting = waiter
         started = time.perf_counter()
-        self._step(Submit(request))
-        self._metrics.step.observe(time.perf_counter() - started)
-        self._submitting = None
+        try:
+            self._step(Submit(request))
+        except BaseException:
+            self._forget(waiter)
+            raise
+        finally:
+            self._submitting = None
+        self._metrics.step.add(time.perf_counter() - started)
 
     def withdraw(self, waiter: Waiter) -> None:
         """The waiter's call is gone. What it asked for is cancelled unless another call waits for or holds it."""
@@ -227,13 +234,7 @@ class PoolActor:
             if entry.holders == 0 and entry.ticket.ticket_id in self.open and waiter.key not in self._waiting:
                 self.tell(Cancel(tenant_id, request_id, Usage()))  # the client never learned of the worker
             return
-        waiters = self._waiting.get(waiter.key)
-        if waiters is None or waiter not in waiters:
-            return
-        waiters.remove(waiter)
-        self._waiting_count -= 1
-        if not waiters:
-            del self._waiting[waiter.key]
+        if self._forget(waiter) and waiter.key not in self._waiting:
             self.tell(Cancel(tenant_id, request_id))
 
     def renew(self, ticket_id: TicketId, usage: Usage | None) -> Renewed | TicketUnknown | None:
@@ -302,6 +303,17 @@ class PoolActor:
             self._metrics.adopted.inc()
         return True
 
+    def _forget(self, waiter: Waiter) -> bool:
+        """Take a waiter out of those that wait; False if it does not."""
+        waiters = self._waiting.get(waiter.key)
+        if waiters is None or waiter not in waiters:
+            return False
+        waiters.remove(waiter)
+        self._waiting_count -= 1
+        if not waiters:
+            del self._waiting[waiter.key]
+        return True
+
     # ---- steps and effects ----------------------------------------------------------------------------------
 
     def _step(self, step_input: Input) -> tuple[Effect, ...]:
@@ -356,7 +368,7 @@ class PoolActor:
 
     def _refuse(self, refused: Refused) -> None:
         refusal, key = refused.refusal, (refused.tenant_id, refused.request_id)
-        self._metrics.refusals.labels(refusal.reason.value).inc()
+        self._metrics.refusals.add(refusal.reason.value)
         subject = f"tenant:{refused.tenant_id}" if refusal.reason is RefusalReason.QUEUE_FULL else ""
         error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject)
         for waiter in self._refused_waiters(key, refusal.reason):
@@ -374,7 +386,7 @@ class PoolActor:
         return self._waiting.pop(key, ())
 
     def _end_leg(self, ended: LegEnded) -> None:
-        self._metrics.legs_ended.labels(ended.outcome.value).inc()
+        self._metrics.legs_ended.add(ended.outcome.value)
         entry = self.open.pop(ended.ticket.ticket_id, None)
         if entry is None:
             return
@@ -404,9 +416,11 @@ class PoolActor:
             return
         if time.monotonic_ns() >= self._wanted_ns:
             self._wanted_ns = NEVER_NS
-        self._step(Tick())
-        if self._timer is None:
-            self._wake_at(self._wanted_ns, time.monotonic_ns())
+        try:
+            self._step(Tick())
+        finally:
+            if self._timer is None:
+                self._wake_at(self._wanted_ns, time.monotonic_ns())
 
 
 _REFUSES_NEWCOMER = frozenset({RefusalReason.REQUEST_ID_REUSED, RefusalReason.INVALID})

@@ -230,6 +230,8 @@ class Calls:
     def _granted(self, entry: OpenTicket, pool: PoolSpec, salt: str, explain: bool) -> pb.AcquireResponse:
         ticket, decision = entry.ticket, entry.decision
         assert decision is not None, "what is granted has been decided"
+        if not entry.decision_id:
+            entry.decision_id = self._decision_ids.next()
         return pb.AcquireResponse(
             ticket=entry.token,
             request_id=ticket.request_id,
@@ -242,7 +244,7 @@ class Calls:
             renew_after_ms=self.ticket_ttl_ms // 3,
             leg=ticket.leg,
             charged_cost=ticket.charge,
-            explanation=encode_explanation(decision, ticket, self._decision_ids.next(), explain),
+            explanation=encode_explanation(decision, ticket, entry.decision_id, explain),
         )
 
 

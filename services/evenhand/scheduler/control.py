@@ -45,7 +45,7 @@ class ControlPublisher:
         self._pending.pop(key, None)
         if len(self._pending) >= CONTROL_PENDING_MAX:
             del self._pending[next(iter(self._pending))]
-            self._metrics.control.labels("dropped").inc()
+            self._metrics.control.add("dropped")
         self._pending[key] = message
         self._arrived.set()
 
@@ -61,7 +61,7 @@ class ControlPublisher:
                         CONTROL_TOPIC, message.worker_id.encode(), encode_control_message(message)
                     )
                 except Unavailable:
-                    self._metrics.control.labels("failed").inc()
+                    self._metrics.control.add("failed")
                 else:
-                    self._metrics.control.labels("published").inc()
+                    self._metrics.control.add("published")
                 await asyncio.sleep(CONTROL_INTERVAL_S)

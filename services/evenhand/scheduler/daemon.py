@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.core.kv import ControlMessage
 from evenhand.logs import get_logger
 from evenhand.ports import KV_TOPIC, Directory, LeaseStore, LogReader, LogWriter, MapStore
 from evenhand.scheduler.actor import PoolActor
@@ -89,7 +90,7 @@ class SchedulerDaemon:
             self.watch,
             config.core,
             self.actor.tell,
-            self._control.wish,
+            self._wish,
             self.metrics,
         )
         self._office = PoolOffice(config.core, self.actor, self.live_map, self.watch, self.metrics)
@@ -154,6 +155,11 @@ class SchedulerDaemon:
         await self._ownership.resign()
         await self._close()
 
+    def _wish(self, message: ControlMessage) -> None:
+        """What the fold asks of edges, published by the owner alone: a standby folds the same log."""
+        if self.actor.granting:
+            self._control.wish(message)
+
     # ---- within ---------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
@@ -207,7 +213,9 @@ class SchedulerDaemon:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
         ]
-        server = self._server = grpc.aio.server(options=options)
+        server = self._server = grpc.aio.server(
+            options=options, maximum_concurrent_rpcs=self._config.calls_pending_max
+        )
         add_SchedulerServicer_to_server(self._servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)  # type: ignore[no-untyped-call]
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -242,7 +250,7 @@ class SchedulerDaemon:
                 await run()
                 return
             except Exception as error:
-                self.metrics.faults.labels(name).inc()
+                self.metrics.faults.add(name)
                 log.error("task_fault", task=name, exc_info=error)
                 await asyncio.sleep(TASK_RESTART_S)
 

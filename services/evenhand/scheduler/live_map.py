@@ -44,8 +44,8 @@ from evenhand.wire.kv_codec import decode_kv_message
 
 RETRY_S = 0.5
 """Pause before reading on after the broker or the directory was away."""
-RECORDS_BEFORE_YIELD = 64
-"""Records folded before other tasks of the loop have their turn."""
+FOLD_S_MAX = 0.002
+"""After so long a fold, between two records, other tasks of the loop have their turn."""
 CAUGHT_UP_AGE_MS = 1_000
 """A record younger than this, by its time in the log, means that the tail is reached."""
 WORKERS_REFUSED_MAX = 1_024
@@ -124,11 +124,12 @@ class LiveMap:
 
     async def _take(self, records: Sequence[LogRecord]) -> None:
         last: dict[int, LogRecord] = {}
-        for count, record in enumerate(records, 1):
+        began = time.perf_counter()
+        for record in records:
             try:
                 message = decode_kv_message(record.key, record.value)
             except MalformedMessage as error:
-                self._metrics.messages.labels("malformed").inc()
+                self._metrics.messages.add("malformed")
                 log.warning(
                     "malformed_message", error=str(error), partition=record.partition, offset=record.offset
                 )
@@ -145,9 +146,10 @@ class LiveMap:
                     case _:
                         assert_never(message)
             last[record.partition] = record
-            if count % RECORDS_BEFORE_YIELD == 0:
+            if time.perf_counter() - began > FOLD_S_MAX:
                 self._tell_touched()
                 await asyncio.sleep(0)
+                began = time.perf_counter()
         self._tell_touched()
         for partition, record in last.items():
             self._positions[partition] = LogPosition(record.offset + 1, record.digest())
@@ -164,10 +166,10 @@ class LiveMap:
         self._touched.clear()
 
     def _folded(self, result: FoldResult, worker_id: WorkerId) -> None:
-        self._metrics.messages.labels(result.outcome.value).inc()
+        self._metrics.messages.add(result.outcome.value)
         for wish in result.control:
             self._wish(wish)
-        if result.changes:
+        if result.replaced or result.operations:
             self._touched[worker_id] = None
 
     # ---- messages -------------------------------------------------------------------------------------------
@@ -176,19 +178,19 @@ class LiveMap:
         worker_id = message.worker_id
         announced = self._announced.get(worker_id)
         if announced is None:
-            self._metrics.messages.labels("foreign").inc()
+            self._metrics.messages.add("foreign")
             return
         result = fold(self.cache_map, message)
         self._folded(result, worker_id)
         if isinstance(message, KvBatch) and message.emitted_at_ms:
-            self._metrics.lag.observe(max(0.0, time.time() - message.emitted_at_ms / 1000))
+            self._metrics.lag.add(max(0.0, time.time() - message.emitted_at_ms / 1000))
         if result.position is not None and result.position.epoch > announced.epoch:
             self._enter(replace(announced, epoch=result.position.epoch))
 
     async def _take_announced(self, announced: WorkerAnnounced) -> None:
         worker_id = announced.worker_id
         if announced.pool_id != self._pool_id:
-            self._metrics.messages.labels("foreign").inc()
+            self._metrics.messages.add("foreign")
             if worker_id in self._announced and announced.epoch >= self._announced[worker_id].epoch:
                 self._forget(worker_id, f"Worker {worker_id} has moved to another pool.")
             return
@@ -237,10 +239,10 @@ class LiveMap:
     def _take_load(self, load: WorkerLoadReported) -> None:
         announced = self._announced.get(load.worker_id)
         if announced is None or load.epoch != announced.epoch:
-            self._metrics.messages.labels("foreign" if announced is None else "stale_load").inc()
+            self._metrics.messages.add("foreign" if announced is None else "stale_load")
             return
         if not load.healthy:
-            self._metrics.messages.labels("unhealthy").inc()
+            self._metrics.messages.add("unhealthy")
             return
         self._enter(announced)
         self._heard(load.worker_id, load)

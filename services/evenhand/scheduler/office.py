@@ -131,7 +131,7 @@ class PoolOffice:
             return decode_checkpoint(payload)
         except SchemaMismatch as error:
             log.error("checkpoint_unreadable", error=str(error))
-            self._metrics.faults.labels("checkpoint").inc()
+            self._metrics.faults.add("checkpoint")
             return None
 
 

@@ -131,22 +131,24 @@ class Ownership:
         return True
 
     async def _own(self) -> None:
-        """Hold the lease until it is lost."""
-        assert self._lease is not None
-        tasks = [asyncio.create_task(self._renew(self._lease)), asyncio.create_task(self._save(self._lease))]
+        """Hold the lease until it is lost; a fault of a part ends the term as well."""
+        lease = self._lease
+        assert lease is not None
+        tasks = [asyncio.create_task(self._renew(lease)), asyncio.create_task(self._save(lease))]
         sentence = "The scheduler's lease of the pool ran out."
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except Fenced:
-            sentence = "Another scheduler owns the pool."
+            if any(isinstance(task.exception(), Fenced) for task in done):
+                sentence = "Another scheduler owns the pool."
+            self._leave(sentence)
+            log.warning("term_ended", term=lease.term, reason=sentence)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        log.warning("term_ended", term=self._lease.term, reason=sentence)
-        self._leave(sentence)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, Fenced):
+                raise end
 
     async def _renew(self, lease: Lease) -> None:
         """Renew until the lease has run out here."""

@@ -53,7 +53,7 @@ class Servicer(SchedulerServicer):
         except Exception as error:
             result = self._fault("Acquire", error)
         if isinstance(result, WireError):
-            await _abort(context, result)
+            await self._abort(context, result)
         return result
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:  # noqa: N802
@@ -68,13 +68,14 @@ class Servicer(SchedulerServicer):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override] # noqa: N802
         try:
             caller = await self._identity.caller_of(context.invocation_metadata())
-            await Session(self._calls, self._identity, caller, context, self._limits).run()
+            count_refusal = self._metrics.calls_refused.add
+            await Session(self._calls, self._identity, caller, context, self._limits, count_refusal).run()
             return
         except CallRefused as refused:
             error = refused.error
         except Exception as fault:
             error = self._fault("Session", fault)
-        await _abort(context, error)
+        await self._abort(context, error)
 
     # ---- within ---------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Servicer(SchedulerServicer):
             error = refused.error
         except Exception as fault:
             error = self._fault(type(request).__name__, fault)
-        return await _abort(context, error)
+        return await self._abort(context, error)
 
     async def _acquired(
         self, caller: Caller, request: pb.AcquireRequest, timeout_s: float
@@ -122,15 +123,15 @@ class Servicer(SchedulerServicer):
             limit_s = limits.timeout_max_ms / 1000
         return max(0.0, min(limit_s, remaining_s - DEADLINE_MARGIN_S))
 
+    async def _abort(self, context: Any, error: WireError) -> NoReturn:
+        """End a call with its error, details in the trailing metadata."""
+        self._metrics.calls_refused.add(error.reason)
+        trailers = ((STATUS_METADATA_KEY, encode_status(error).SerializeToString()),)
+        await context.abort(_CODES[int(error.code)], error.sentence, trailers)
+        raise AssertionError("abort raises")
+
     def _fault(self, call: str, error: Exception) -> WireError:
         """Record a fault of ours."""
-        self._metrics.faults.labels(call).inc()
+        self._metrics.faults.add(call)
         log.error("call_fault", call=call, exc_info=error)
         return wire_error(INTERNAL_FAULT, "The scheduler made a mistake; it has been recorded.")
-
-
-async def _abort(context: Any, error: WireError) -> NoReturn:
-    """End a call with its error, details in the trailing metadata."""
-    trailers = ((STATUS_METADATA_KEY, encode_status(error).SerializeToString()),)
-    await context.abort(_CODES[int(error.code)], error.sentence, trailers)
-    raise AssertionError("abort raises")

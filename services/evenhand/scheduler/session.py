@@ -15,6 +15,7 @@ many answers unsent (then reading pauses until the client has read some).
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,13 @@ class Session:
     """The state of one stream; a ``TicketListener`` of the tickets it was given."""
 
     def __init__(
-        self, calls: Calls, identity: Identity, caller: Caller, context: Any, limits: SessionLimits
+        self,
+        calls: Calls,
+        identity: Identity,
+        caller: Caller,
+        context: Any,
+        limits: SessionLimits,
+        count_refusal: Callable[[str], None],
     ) -> None:
         self._calls = calls
         self._identity = identity
@@ -61,6 +68,7 @@ class Session:
         self._revision = identity.revision
         self._context = context
         self._limits = limits
+        self._count_refusal = count_refusal
         self._waiting: dict[Waiter, int] = {}
         """Acquires without an answer, with their call id."""
         self._outgoing: deque[_Outgoing] = deque()
@@ -172,6 +180,7 @@ class Session:
         self._something_to_write.set()
 
     def _send_error(self, call_id: int, error: WireError) -> None:
+        self._count_refusal(error.reason)
         self._send(pb.SessionResponse(call_id=call_id, error=encode_status(error)))
 
     async def _write(self) -> None:
