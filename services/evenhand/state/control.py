@@ -6,6 +6,7 @@ past ``WAITING_MAX`` the oldest is dropped, because the fold wishes again at the
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from evenhand.core.errors import Unavailable
@@ -54,10 +55,12 @@ class ControlPublisher:
         while True:
             self._arrived.clear()
             soonest = await self._publish_due(loop)
-            if soonest is None:
-                await self._arrived.wait()
-            else:
-                await asyncio.sleep(max(0.0, soonest - loop.time()))
+            if self._away:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(soonest):
+                    await self._arrived.wait()
 
     async def _publish_due(self, loop: asyncio.AbstractEventLoop) -> float | None:
         """Publish what may go out; when the next of the rest may, None if nothing is left."""
@@ -72,7 +75,7 @@ class ControlPublisher:
                 await self._writer.publish(CONTROL_TOPIC, wish[0].encode(), encode_control_message(message))
             except Unavailable as error:
                 self._tell(True, str(error))
-                return loop.time() + RETRY_SECONDS
+                return None
             self._tell(False, "")
             self._last_at[wish] = loop.time()
             self._published(message)
