@@ -69,6 +69,7 @@ class SnapshotPart:
 
     A snapshot of parts 0 … ``parts`` − 1 under one ``snapshot_id`` replaces the worker's map when all have
     arrived; an empty cache is one part without keys. A part for a tier other than the last one's is allowed.
+    Within an epoch a later snapshot has a larger ``(seq, snapshot_id)``.
     """
 
     worker_id: WorkerId

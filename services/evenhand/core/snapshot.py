@@ -19,7 +19,7 @@ SNAPSHOT_TAIL_KEYS_MAX = 262_144
 """Keys (and, as one each, operations) of batches kept while a snapshot is incomplete."""
 
 SNAPSHOT_KEYS_MAX = 16_777_216
-"""Keys in one snapshot, copies that arrive twice counted twice."""
+"""Keys (and, as one each, parts) of one snapshot."""
 
 
 class SnapshotAssembly:
@@ -49,7 +49,7 @@ class SnapshotAssembly:
         if part.part not in self._received:
             self._received[part.part] = None
             self._held[part.tier].update(part.keys)
-            self._keys += len(part.keys)
+            self._keys += 1 + len(part.keys)
             self.moved = True
         return self._keys <= SNAPSHOT_KEYS_MAX
 

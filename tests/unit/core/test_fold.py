@@ -481,10 +481,12 @@ def test_what_is_kept_between_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_snapshot_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "SNAPSHOT_KEYS_MAX", 3)
+    monkeypatch.setattr(snapshot_module, "SNAPSHOT_KEYS_MAX", 5)
     cache_map = CacheMap()
-    fold_all(cache_map, batch(1, Stored((1,))), part(1, 0, 9, 1, 2))
-    result = fold(cache_map, part(1, 1, 9, 3, 4))
+    fold_all(
+        cache_map, batch(1, Stored((1,))), part(1, 0, 9, 1, 2), part(1, 0, 9, 1, 2), part(1, 1, 9), part(1, 2, 9)
+    )
+    result = fold(cache_map, part(1, 3, 9))
     assert result.position == at(1, 1, complete=False)
     assert len(result.control) == 1
     assert device(cache_map) == (1,)
