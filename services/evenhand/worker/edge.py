@@ -122,6 +122,9 @@ class WorkerEdge:
             checkpoint = await asyncio.to_thread(read_checkpoint, path, self.config.worker_id, facts.model)
         replays = self._source is not None and self._source.replays
         self.state = EdgeState(self.config, facts, self._now_ms(), replays, checkpoint)
+        # Numbers above the old reserve are about to be used: the next start must know, or it would use them again.
+        if not await self._save(self.state.checkpoint()) and checkpoint is not None:
+            self.state.begin_epoch_anew(self._now_ms())
         _log.info(
             "edge started",
             worker_id=self.config.worker_id,
@@ -254,14 +257,17 @@ class WorkerEdge:
                 due = time.monotonic() + pause_s
                 await self._save(state.checkpoint())
 
-    async def _save(self, checkpoint: EdgeCheckpoint | None) -> None:
+    async def _save(self, checkpoint: EdgeCheckpoint | None) -> bool:
+        """Write a checkpoint, if there is anything to write and a place for it; False: it could not be done."""
         path = self.config.checkpoint
         if checkpoint is None or path is None:
-            return
+            return True
         try:
             await asyncio.to_thread(write_checkpoint, path, encode_checkpoint(checkpoint))
         except OSError as error:
             _log.error("the checkpoint cannot be written", path=str(path), reason=str(error))
+            return False
+        return True
 
     async def _end(self, leave: bool) -> None:
         """A last checkpoint, or none at all for a worker that leaves and says so."""

@@ -102,7 +102,7 @@ class EdgeState:
         self.facts = facts
         self.last_replay_ask = 0
         """Number of the replay asked for last; answers to earlier ones are void."""
-        self.checkpoint_urgent = checkpoint is None
+        self.checkpoint_urgent = False
         """A new epoch must be on disk before its edge can be trusted to have had it."""
         self._config = config
         if checkpoint is None:
@@ -126,6 +126,11 @@ class EdgeState:
         self._changed = True
 
     # -- in
+
+    def begin_epoch_anew(self, now_ms: int) -> None:
+        """The same map under a later epoch: the numbers of this one cannot be trusted."""
+        self._begin_epoch(now_ms, above=self.outbox.epoch)
+        self.translator.restamp(self.outbox.next_seq)
 
     def start(self, now_ms: int) -> list[AskReplay]:
         return self._act(self.continuity.start(), now_ms)
