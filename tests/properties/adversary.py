@@ -70,6 +70,8 @@ class Unkindness:
     scaled_window: bool = False
     tight_kv: bool = False
     client_estimates: bool = True
+    restarts: bool = False
+    """The scheduler is replaced by a successor that has only its checkpoint."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -154,6 +156,8 @@ class Adversary:
             spec = rng.choice(list(self.tenants.values()))
             state = rng.choice([TenantState.ACTIVE, TenantState.ACTIVE, TenantState.SUSPENDED])
             self._tenant(replace(spec, concurrency_max=rng.choice([0, 1, 2]), state=state))
+        elif roll < 0.98 and unkind.restarts:
+            self._restart()
         elif unkind.worker_loss:
             self._shake_worker()
 
@@ -253,6 +257,15 @@ class Adversary:
         self.seqs[worker_id] = 0
         self.workers[worker_id] = spec
         self._step(WorkerJoined(spec))
+
+    def _restart(self) -> None:
+        checkpoint = self.scheduler.checkpoint()
+        self.presence = Presence(self.map)
+        self.scheduler = PoolScheduler(self.config, self.presence, checkpoint.term + 1)
+        self.scheduler.restore(checkpoint, self.now_ns)
+        self.oracle.restarted(self.scheduler, self.presence)
+        for spec in self.workers.values():
+            self._one(WorkerJoined(spec))
 
     def _tenant(self, spec: TenantSpec) -> None:
         self.tenants[spec.tenant_id] = spec

@@ -136,6 +136,8 @@ class Oracle:
         self.window_max = 0.0
         self.gaps: list[Gap] = []
         self.stretches: list[tuple[TenantId, TenantId, Undispatched, float, float, int, float]] = []
+        self.served: dict[WorkerId, list[TenantId]] = {}
+        """Distinct tenants served by each worker, the latest last."""
         self.age = 0
         self.grants = 0
 
@@ -187,6 +189,7 @@ class Oracle:
                 self.draining.setdefault(spec.worker_id, False)
             case WorkerGone(worker_id):
                 self.workers.pop(worker_id, None)
+                self.served.pop(worker_id, None)
                 self.draining.pop(worker_id, None)
             case WorkerDrained(worker_id, draining):
                 if worker_id in self.workers:
@@ -242,6 +245,10 @@ class Oracle:
         book.queue.remove(request)
         booked[ticket.tenant_id] += ticket.charge / ticket.weight
         book.last_worker = ticket.worker_id
+        served = self.served.setdefault(ticket.worker_id, [])
+        if ticket.tenant_id in served:
+            served.remove(ticket.tenant_id)
+        served.append(ticket.tenant_id)
         self._close_stretch(ticket.tenant_id)
         for i, other in self.books.items():
             if i != ticket.tenant_id and other.undispatched is not None and i in reached_by:
@@ -337,6 +344,18 @@ class Oracle:
             if self.books[tenant_id].in_a_since >= 0 and self.books[tenant_id].reach <= reach
         }
 
+    def restarted(self, scheduler: PoolScheduler, presence: Presence) -> None:
+        """A successor took over from a checkpoint: clocks and legs go on, queues and workers are told anew."""
+        self.scheduler, self.presence = scheduler, presence
+        for tenant_id, book in self.books.items():
+            for request in tuple(book.queue):
+                book.queue.remove(request)
+                self._finish(tenant_id, request.request_id)
+        self.workers.clear()
+        self.draining.clear()
+        self.served.clear()
+        self._reach()
+
     # Checks at each step
 
     def _clocks(self, booked: dict[TenantId, float], steady: dict[TenantId, frozenset[WorkerId]]) -> None:
@@ -428,7 +447,10 @@ class Oracle:
                 (book.v, tenant_id) for tenant_id, book in self.books.items() if worker.worker_id in book.reach
             )
             inside = [tenant_id for v, tenant_id in eligible if v <= eligible[0][0] + window]
-            for tenant_id in inside[: self.config.tenants_considered_max]:
+            served = self.served.get(worker.worker_id, [])[-self.config.sticky_tenants_max :]
+            considered = inside[: self.config.tenants_considered_max]
+            considered += [tenant_id for tenant_id in served if tenant_id in inside[len(considered) :]]
+            for tenant_id in considered:
                 book = self.books[tenant_id]
                 heads = book.queue[: self.config.requests_considered_max]
                 if book.passed[heads[0].request_id] >= self.config.overtakes_max:

@@ -13,6 +13,7 @@ KINDS = {
     "weight_changes": Unkindness(weight_changes=True),
     "limits": Unkindness(limits=True),
     "cancels": Unkindness(cancels=True, expiry=True),
+    "restarts": Unkindness(restarts=True),
     "one_sided": Unkindness(one_sided=True),
     "scaled_window": Unkindness(scaled_window=True),
     "everything": Unkindness(
@@ -23,6 +24,7 @@ KINDS = {
         cancels=True,
         expiry=True,
         scaled_window=True,
+        restarts=True,
     ),
 }
 SEEDS = 8

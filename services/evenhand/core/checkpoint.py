@@ -15,6 +15,9 @@ from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.tenant import Tenant
 
+WORKER_CLOCKS_MAX = 4_096
+"""Worker clocks in a checkpoint: the living first, then those of an earlier term that have not joined yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantClock:
@@ -28,7 +31,7 @@ class TenantClock:
 
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
-    """V_w, and the rates learned of the worker."""
+    """V_w of a worker."""
 
     worker_id: WorkerId
     virtual_time: float
@@ -45,7 +48,7 @@ class TicketHeld:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCheckpoint:
-    """All of it. ``term`` is the term that wrote it; the reader's is a later one."""
+    """All of it, tickets in order of age. ``term`` is the term that wrote it; the reader's is a later one."""
 
     term: int
     tenants: tuple[TenantClock, ...]
@@ -69,10 +72,10 @@ def take_checkpoint(legs: Legs) -> SchedulerCheckpoint:
             for tenant in legs.outstanding.tenants.values()
             if not tenant.forgotten or tenant.granted
         ),
-        workers=tuple(workers),
+        workers=tuple(workers[:WORKER_CLOCKS_MAX]),
         tickets=tuple(
             TicketHeld(held.ticket, held.booked, tuple(held.queued.request.block_keys))
-            for held in legs.book.all_open()
+            for held in sorted(legs.book.all_open(), key=lambda held: held.queued.age)
         ),
         output_means=legs.estimator.means(),
         cost_rate_cost=legs.cost_rate.cost,

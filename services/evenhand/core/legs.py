@@ -31,6 +31,9 @@ from evenhand.core.tenant import Queued, Tenant
 from evenhand.core.tickets import OpenTicket, TicketBook, believed_usage
 from evenhand.core.worker import Worker
 
+OLDEST = -(1 << 60)
+"""Requests of earlier terms are older than all of this one, and keep the order in which they were taken over."""
+
 
 @dataclass(slots=True)
 class Legs:
@@ -49,6 +52,7 @@ class Legs:
     book: TicketBook
     granted_count: int = 0
     """Grants of this term; part of every ticket id."""
+    taken_over_count: int = 0
     detached: dict[WorkerId, dict[TicketId, OpenTicket]] = field(default_factory=dict)
     """Tickets of earlier terms whose worker has not joined yet: nothing is reserved for them."""
     virtual_times: dict[WorkerId, float] = field(default_factory=dict)
@@ -161,7 +165,8 @@ class Legs:
             output_tokens_max=ticket.output_tokens_max,
             output_tokens_expected=ticket.output_tokens_estimated,
         )
-        queued = Queued(request, -1, now_ns, ticket.output_tokens_estimated)
+        self.taken_over_count += 1
+        queued = Queued(request, OLDEST + self.taken_over_count, now_ns, ticket.output_tokens_estimated)
         queued.leg = ticket.leg
         held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns)
         held.booked = booked
@@ -250,7 +255,8 @@ class Legs:
             return
         if outcome is LegOutcome.SETTLED:
             self.estimator.learn(ticket.tenant_id, usage.output_tokens)
-            if worker is not None:
+            # The grant's time of an earlier term is on another clock.
+            if worker is not None and ticket.term == self.term:
                 worker.learn_output(usage.output_tokens, (now_ns - ticket.granted_at_ns) / NS_PER_MS)
         if usage.output_tokens > 0:
             self._refute(held, usage, worker, effects)

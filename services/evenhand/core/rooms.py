@@ -73,7 +73,10 @@ class Rooms:
             reason = "kv_full"
         elif worker.prefill_pending_tokens(now_ns) >= self._prefill_max:
             reason = "prefill_full"
-            heapq.heappush(self._reopen, (self._prefill_room_at_ns(worker), worker.spec.worker_id))
+            at_ns = self._prefill_room_at_ns(worker)
+            if at_ns != worker.reopens_at_ns:
+                worker.reopens_at_ns = at_ns
+                heapq.heappush(self._reopen, (at_ns, worker.spec.worker_id))
         self._set_closed(worker, reason)
 
     def pass_time(self, now_ns: int) -> tuple[Worker, ...]:
@@ -81,6 +84,7 @@ class Rooms:
         while self._reopen and self._reopen[0][0] <= now_ns:
             worker = self.workers.get(heapq.heappop(self._reopen)[1])
             if worker is not None and worker.closed == "prefill_full":
+                worker.reopens_at_ns = 0
                 self.judge(worker, now_ns)
         if self._age_at_ns is None or now_ns < self._age_at_ns:
             return ()

@@ -19,10 +19,12 @@ queues in ``tenant``; the choice is ``placement``'s.
 """
 
 import heapq
+import math
 from typing import assert_never
 
 from evenhand.core import admission
 from evenhand.core.checkpoint import SchedulerCheckpoint, restore_checkpoint, take_checkpoint
+from evenhand.core.errors import InvalidInput
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer, adopted_decision
 from evenhand.core.facts import (
@@ -73,6 +75,10 @@ RETRIED = frozenset({RefusalReason.NO_WORKER, RefusalReason.SHUTTING_DOWN})
 """Refusals that come with a time after which to try again."""
 
 SHUTTING_DOWN = "The scheduler is shutting down."
+
+DEADLINES_KEPT_MIN = 1_024
+DEADLINES_PER_QUEUED_MAX = 4
+"""Deadlines kept, for each request that waits, before those of requests that wait no more are swept out."""
 
 PRESENCE_EXPIRY_NS = NS_PER_S
 """How often assumed keys whose time is over are dropped."""
@@ -206,7 +212,7 @@ class PoolScheduler:
         self._queued_total += 1
         if request.deadline_ns is not None:
             entry = (request.deadline_ns, self._age, request.tenant_id, request.request_id)
-            heapq.heappush(self._deadlines, entry)
+            self._push_deadline(entry)
         if not tenant.in_a or len(tenant.queue) <= self.config.requests_considered_max:
             self._legs.move(tenant, tenant.v, now_ns)
 
@@ -320,7 +326,7 @@ class PoolScheduler:
         deadline_ns = held.queued.request.deadline_ns
         if deadline_ns is not None:
             entry = (deadline_ns, held.queued.age, ticket.tenant_id, ticket.request_id)
-            heapq.heappush(self._deadlines, entry)
+            self._push_deadline(entry)
 
     def _end(
         self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None, now_ns: int, effects: list[Effect]
@@ -328,6 +334,18 @@ class PoolScheduler:
         """End a leg and its request."""
         self._legs.end(held, outcome, usage, now_ns, False, effects)
         self._drop_if_done(self._outstanding.tenants[held.ticket.tenant_id])
+
+    def _push_deadline(self, entry: tuple[int, int, TenantId, RequestId]) -> None:
+        """Note a deadline. Those of requests that wait no more are dropped when they are the most by far."""
+        heapq.heappush(self._deadlines, entry)
+        if len(self._deadlines) > DEADLINES_KEPT_MIN + DEADLINES_PER_QUEUED_MAX * self._queued_total:
+            tenants = self._outstanding.tenants
+            self._deadlines = [
+                (at_ns, age, tenant_id, request_id)
+                for at_ns, age, tenant_id, request_id in self._deadlines
+                if tenant_id in tenants and request_id in tenants[tenant_id].queue
+            ]
+            heapq.heapify(self._deadlines)
 
     def _unqueue(self, tenant: Tenant, request_id: RequestId, now_ns: int) -> None:
         tenant.remove(request_id)
@@ -466,6 +484,8 @@ class PoolScheduler:
 
     def _tenant_changed(self, changed: TenantChanged, now_ns: int) -> None:
         spec = changed.spec
+        if not 0.0 < spec.weight < math.inf:
+            raise InvalidInput(f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be above 0 and finite.")
         tenant = self._outstanding.tenants.get(spec.tenant_id)
         if tenant is None:
             self._outstanding.tenants[spec.tenant_id] = Tenant(spec)

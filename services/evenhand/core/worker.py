@@ -41,6 +41,7 @@ class Worker:
         "output_token_ms",
         "prefill_rate_tokens_per_s",
         "prefill_until_ns",
+        "reopens_at_ns",
         "served",
         "spec",
         "stale",
@@ -66,6 +67,8 @@ class Worker:
         self.virtual_time = 0.0
         self.is_member = False
         """Counted in F of the tenants: takes requests at all."""
+        self.reopens_at_ns = 0
+        """When prefill is expected to leave room again, as last noted; 0: not noted."""
         self.closed: str | None = None
         """Why it has no room now; None: it has."""
 

@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
 
+from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import LegOutcome, RefusalReason, TenantState, Usage
 from evenhand.core.steps import LegEnded, Renew, Settle, ShutDown, TicketUnknown
 
@@ -68,3 +69,26 @@ def test_a_suspended_tenant_is_not_admitted_and_its_queue_stands_still(world: Wo
     assert not tickets(world.settle(running))
     world.tenants("a", state=TenantState.ACTIVE)
     assert [t.request_id for t in tickets(world.effects)][-1] == "waits"
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_impossible_weight_is_refused_and_changes_nothing(world: World, weight: float) -> None:
+    with pytest.raises(InvalidInput, match="Tenant a has weight"):
+        world.tenants("a", weight=weight)
+    assert ticket(world.submit("a")).weight == 1.0
+
+
+def test_a_changed_weight_counts_from_the_next_leg_on(world: World) -> None:
+    running = ticket(world.submit("a", prompt=100, output=50))
+    world.tenants("a", weight=2.0)
+    assert world.v("a") == 200
+    later = ticket(world.submit("a", prompt=100, output=50))
+    assert (later.weight, world.v("a")) == (2.0, 300)
+    world.settle(running, Usage(100, 0, 0))
+    assert world.v("a") == 200
+
+
+def test_deadlines_of_requests_long_granted_are_swept_out(world: World) -> None:
+    for _ in range(5_000):
+        world.settle(ticket(world.submit("a", deadline_ns=10**15)))
+    assert len(world.scheduler._deadlines) <= 1_030
