@@ -62,6 +62,7 @@ class WorkerCache:
     __slots__ = (
         "asked",
         "bit",
+        "copies",
         "epoch",
         "held",
         "missing_before",
@@ -75,6 +76,8 @@ class WorkerCache:
         self.worker_id = worker_id
         self.bit = bit
         self.held: tuple[set[int], ...] = tuple(set() for _ in TIERS)
+        self.copies = 0
+        """Keys on all tiers: the sum of ``held``'s lengths."""
         self.enter(epoch)
 
     def enter(self, epoch: Epoch) -> None:
@@ -153,7 +156,7 @@ class CacheMap:
     def block_count(self, worker_id: WorkerId) -> int:
         """Copies the worker holds: a key on two tiers counts twice. 0 if it is unknown or left."""
         cache = self._workers.get(worker_id)
-        return sum(map(len, cache.held)) if cache is not None else 0
+        return cache.copies if cache is not None else 0
 
     def packed(self, worker_id: WorkerId) -> tuple[tuple[Tier, bytes], ...]:
         """All keys by tier, ascending and packed, empty tiers left out: equal contents give equal bytes."""
@@ -178,7 +181,7 @@ class CacheMap:
     @property
     def copy_count(self) -> int:
         """Copies in the map: the sum of ``block_count`` over all workers."""
-        return sum(sum(map(len, cache.held)) for cache in self._workers.values())
+        return sum(cache.copies for cache in self._workers.values())
 
     # Change; for core.fold and warm starts
 
@@ -196,14 +199,18 @@ class CacheMap:
 
     def store(self, cache: WorkerCache, tier: Tier, keys: Sequence[int]) -> Sequence[int]:
         """Add copies; returns the keys that the tier did not hold, each once, in the order given."""
-        held = cache.held[tier]
-        if not held.isdisjoint(keys):
-            keys = [key for key in keys if key not in held]
+        held, holders, bit = cache.held[tier], self.holders, cache.bit
         count_before = len(held)
+        if cache.copies != count_before and not held.isdisjoint(keys):
+            # With copies on other tiers, too, a bit in ``holders`` does not tell what this tier held.
+            keys = [key for key in keys if key not in held]
         held.update(keys)
-        if len(held) - count_before != len(keys):
-            keys = tuple(dict.fromkeys(keys))
-        holders, bit = self.holders, cache.bit
+        gained = len(held) - count_before
+        if gained != len(keys):
+            keys = list(dict.fromkeys(keys))
+            if gained != len(keys):
+                keys = [key for key in keys if not holders.get(key, 0) & bit]
+        cache.copies += gained
         mask_or_bit, interned = holders.setdefault, self._interned
         before, after = None, 0
         for key in keys:
@@ -219,18 +226,24 @@ class CacheMap:
 
     def remove(self, cache: WorkerCache, tier: Tier, keys: Sequence[int]) -> Sequence[int]:
         """Take copies away; returns the keys that the tier did hold, each once, in the order given."""
-        held = cache.held[tier]
-        if not held.issuperset(keys):
-            keys = [key for key in keys if key in held]
+        held, holders, bit = cache.held[tier], self.holders, cache.bit
         count_before = len(held)
+        on_other_tiers = cache.copies != count_before
+        if on_other_tiers and not held.issuperset(keys):
+            keys = [key for key in keys if key in held]
         held.difference_update(keys)
-        if count_before - len(held) != len(keys):
-            keys = tuple(dict.fromkeys(keys))
+        lost = count_before - len(held)
+        if lost != len(keys):
+            keys = list(dict.fromkeys(keys))
+            if lost != len(keys):
+                keys = [key for key in keys if holders.get(key, 0) & bit]
+        cache.copies -= lost
         gone = keys
-        for other in cache.held:
-            if other and other is not held and not other.isdisjoint(gone):
-                gone = [key for key in gone if key not in other]
-        holders, bit, interned = self.holders, cache.bit, self._interned
+        if on_other_tiers:
+            for other in cache.held:
+                if other is not held and not other.isdisjoint(gone):
+                    gone = [key for key in gone if key not in other]
+        interned = self._interned
         before, after = None, 0
         for key in gone:
             mask = holders[key]
