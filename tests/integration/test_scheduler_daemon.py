@@ -406,6 +406,7 @@ async def test_an_engine_that_fails_its_health_check_goes_stale(world: World) ->
 
         async def unhealthy_and_stale() -> bool:
             world.say(load("w1", healthy=False))
+            world.say(announced("w1"))  # its edge lives
             world.say(load("w2"))
             await asyncio.sleep(0.02)
             return state(daemon, "w1") == "stale" and state(daemon, "w2") == "ready"

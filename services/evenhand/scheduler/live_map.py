@@ -9,7 +9,8 @@ size, key scheme) is refused with the reason and takes no part. What the schedul
 the core: WorkerJoined, WorkerHeard, WorkerGone, MapChanged. A standby tails as well, so that it takes over warm.
 
 A worker from the store becomes a candidate at its first sign of life in the log, not before: the store does not
-know who is alive. An engine that fails its health check gives no sign of life, so it goes stale, then is lost.
+know who is alive. Later signs of life are load reports of a healthy engine alone: an edge goes on announcing an
+engine that has died. An engine that fails its health check thus goes stale, then is lost.
 
 If the log is another one than the positions were made on, the map is kept but every worker counts as incomplete,
 snapshots are asked for, and reading starts at the log's beginning; folding twice changes nothing.
@@ -207,7 +208,8 @@ class LiveMap:
         self._folded(result, worker_id)
         if result.changes:
             self._enter(announced)
-            self._heard(worker_id, None)
+            if worker_id not in self.loads:
+                self._heard(worker_id, None)
 
     async def _misfit(self, announced: WorkerAnnounced) -> str | None:
         """Why a worker cannot be of this pool; None if it can. The first worker defines an unknown pool."""
