@@ -110,7 +110,7 @@ async def test_partitions_move_apart_and_together(store: MapStore) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        MapCommit({0: at(4)}, {0: at(6)}, ()),
+        MapCommit({0: LogPosition(4, at(5).digest_before)}, {0: at(6)}, ()),
         MapCommit({0: LogPosition(5, b"\1" * 32)}, {0: at(6)}, ()),
         MapCommit({}, {0: at(6)}, ()),
         MapCommit({0: at(5), 1: at(1)}, {0: at(6), 1: at(2)}, ()),
