@@ -81,7 +81,7 @@ class EngineFleet:
         """
         async with asyncio.timeout(RESET_SECONDS_MAX):
             for worker in self.workers:
-                while not await self._reset(worker, http):
+                while not await self._reset(worker, http):  # noqa: ASYNC110 - another process tells no event
                     await asyncio.sleep(0.05)
 
     async def _reset(self, worker: StackWorker, http: aiohttp.ClientSession) -> bool:
