@@ -88,6 +88,26 @@ async def test_calls_are_read_in_order_and_answered_as_they_come(daemon: Schedul
     session.cancel()
 
 
+async def test_answers_that_are_ready_together_travel_together_where_the_client_takes_them(client: Client) -> None:
+    count = 200
+    for together in (False, True):
+        session = client.session()
+        for number in range(1, count + 1):
+            message = pb.SessionRequest(call_id=number, cancel=pb.CancelRequest(tenant="a", request_id="none"))
+            message.answers_together = together and number == 1
+            await session.write(message)
+        answers: list[pb.SessionResponse] = []
+        messages = 0
+        while len(answers) < count:
+            message = await read(session)
+            messages += 1
+            answers += [message, *message.more]
+        assert [answer.call_id for answer in answers] == list(range(1, count + 1))
+        assert not any(more.more for answer in answers for more in answer.more)
+        assert messages < count if together else messages == count
+        session.cancel()
+
+
 async def test_errors_come_as_status_and_the_stream_goes_on(client: Client) -> None:
     session = client.session()
     await session.write(settle(1, "nonsense"))

@@ -30,6 +30,8 @@ from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import UNKNOWN_TICKET, WireError, encode_status, wire_error
 
 BUSY_RETRY_MS = 250
+ANSWERS_TOGETHER_MAX = 64
+"""Answers in one message, where the client takes several: a write costs far more than an answer."""
 RENEWALS_BEFORE_YIELD = 100
 """Tickets renewed before other tasks of the loop have their turn."""
 
@@ -74,6 +76,7 @@ class Session:
         self._outgoing: deque[_Outgoing] = deque()
         self._something_to_write = asyncio.Event()
         self._written = asyncio.Event()
+        self._answers_together = False
         self._tickets: dict[str, None] = {}
         """Tokens of tickets that this stream keeps alive."""
 
@@ -127,6 +130,8 @@ class Session:
             await self._wait_written()
 
     def _deal_with(self, message: pb.SessionRequest) -> None:
+        if message.answers_together:
+            self._answers_together = True
         kind, call_id, caller, calls = message.WhichOneof("call"), message.call_id, self._caller, self._calls
         if kind == "acquire":
             self._acquire(call_id, message.acquire)
@@ -187,8 +192,13 @@ class Session:
         outgoing, write = self._outgoing, self._context.write
         while True:
             while outgoing:
-                await write(outgoing[0].message)
-                outgoing.popleft()
+                count = min(len(outgoing), ANSWERS_TOGETHER_MAX) if self._answers_together else 1
+                message = outgoing[0].message
+                if count > 1:
+                    message.more.extend([outgoing[number].message for number in range(1, count)])
+                await write(message)
+                for _ in range(count):
+                    outgoing.popleft()
                 self._written.set()
             self._something_to_write.clear()
             await self._something_to_write.wait()

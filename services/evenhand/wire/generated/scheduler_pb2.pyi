@@ -627,8 +627,11 @@ class SessionRequest(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    ANSWERS_TOGETHER_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the client; the answer carries it back. Answers come in any order."""
+    answers_together: _builtins.bool
+    """True in any message of the stream: from then on one message may carry several answers (more)."""
     @_builtins.property
     def resolve(self) -> Global___ResolveRequest: ...
     @_builtins.property
@@ -648,10 +651,11 @@ class SessionRequest(_message.Message):
         renew: Global___RenewRequest | None = ...,
         settle: Global___SettleRequest | None = ...,
         cancel: Global___CancelRequest | None = ...,
+        answers_together: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "call", b"call", "cancel", b"cancel", "renew", b"renew", "resolve", b"resolve", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "call", b"call", "call_id", b"call_id", "cancel", b"cancel", "renew", b"renew", "resolve", b"resolve", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "answers_together", b"answers_together", "call", b"call", "call_id", b"call_id", "cancel", b"cancel", "renew", b"renew", "resolve", b"resolve", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["resolve", "acquire", "renew", "settle", "cancel"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
@@ -671,6 +675,7 @@ class SessionResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """0 for what the server says unasked."""
     @_builtins.property
@@ -689,6 +694,12 @@ class SessionResponse(_message.Message):
     def ticket_ended(self) -> Global___TicketEnded:
         """Unasked: a ticket of this stream ended without the client's doing."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResponse]:
+        """Further answers that were ready at the same time, each complete, in order after this one; only where the
+        client has said answers_together. None of them carries more.
+        """
+
     def __init__(
         self,
         *,
@@ -700,10 +711,11 @@ class SessionResponse(_message.Message):
         cancel: Global___CancelResponse | None = ...,
         error: _status_pb2.Status | None = ...,
         ticket_ended: Global___TicketEnded | None = ...,
+        more: _abc.Iterable[Global___SessionResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "error", b"error", "renew", b"renew", "resolve", b"resolve", "result", b"result", "settle", b"settle", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "call_id", b"call_id", "cancel", b"cancel", "error", b"error", "renew", b"renew", "resolve", b"resolve", "result", b"result", "settle", b"settle", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "call_id", b"call_id", "cancel", b"cancel", "error", b"error", "more", b"more", "renew", b"renew", "resolve", b"resolve", "result", b"result", "settle", b"settle", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["resolve", "acquire", "renew", "settle", "cancel", "error", "ticket_ended"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
