@@ -287,9 +287,9 @@ class Holdings:
 def all_new(
     key_of: dict[EngineHash, int], names: Sequence[EngineHash], held: dict[int, Seq], keys: Sequence[int]
 ) -> bool:
-    """Whether no name and no key is there already, or comes twice."""
+    """Whether no name and no key is there already, and no name comes twice. (Keys of one chain never do.)"""
     return (
         key_of.keys().isdisjoint(names)
         and held.keys().isdisjoint(keys)
-        and len(set(names)) == len(names) == len(keys) == len(set(keys))
+        and len(set(names)) == len(names) == len(keys)
     )

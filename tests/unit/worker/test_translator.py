@@ -320,6 +320,12 @@ def test_one_name_with_two_contents_is_counted_and_the_older_stands() -> None:
     assert feed(subject, removed(1)) == (removes(A),)
 
 
+def test_a_store_that_names_a_block_twice_ends_there() -> None:
+    subject = translator()
+    assert feed(subject, stored([1, 2, 1, 3, 4], tokens(0, 5))) == (stores(*keys(tokens(0, 2))),)
+    assert subject.counters.name_conflicts == 1
+
+
 def test_two_names_for_one_content_are_one_key() -> None:
     subject = translator()
     feed(subject, stored([1], PROMPT[:4]))
