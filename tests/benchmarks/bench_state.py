@@ -46,6 +46,8 @@ class Figures:
     operations: int = 0
     records: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of the service alone."""
     rows: list[tuple[int, float, float, float]] = field(default_factory=list)
     """Operations so far, rate of the backlog, resident MiB of the service, MiB of the database on disk."""
 
@@ -54,6 +56,12 @@ def resident_mib(pid: int) -> float:
     """Resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has used: what a busy machine does not change."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def publish(writer: KafkaLogWriter, records: list[LoadRecord], ends: dict[int, int]) -> None:
@@ -112,13 +120,14 @@ async def measure(
             service.pause()
             await publish(writer, records, ends)
             service.resume()
-            started_at = time.monotonic()
+            started_at, cpu_before = time.monotonic(), cpu_seconds(service.pid)
             await caught_up(server.dsn, ends, SECONDS_MAX)
             seconds = time.monotonic() - started_at
             count = sum(record.block_operations for record in records)
             figures.operations += count
             figures.records += len(records)
             figures.seconds += seconds
+            figures.cpu_seconds += cpu_seconds(service.pid) - cpu_before
             row = (figures.operations, count / seconds, resident_mib(service.pid), await database_mib(server.dsn))
             figures.rows.append(row)
             print(
@@ -154,6 +163,9 @@ def main() -> int:
     rate = figures.operations / figures.seconds
     first, last = figures.rows[min(1, len(figures.rows) - 1)], figures.rows[-1]
     print(f"sustained: {rate:,.0f} block operations/s (target {TARGET_PER_SECOND:,})")
+    per_cpu = figures.operations / figures.cpu_seconds
+    print(f"the service alone: {per_cpu:,.0f} block operations per second of its processor time")
+    print(f"load average {os.getloadavg()[0]:.1f} at the end")
     print(f"service memory: {first[2]:.0f} MiB at {first[0]:,}, {last[2]:.0f} MiB at {last[0]:,} operations")
     return 0 if rate >= TARGET_PER_SECOND else 1
 
