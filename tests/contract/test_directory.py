@@ -13,7 +13,15 @@ from evenhand.memory import MemoryDirectory
 from evenhand.ports import Directory, PoolSpec, Principal
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.directory import PostgresDirectory
-from evenhand.postgres.seed import SeedFile, SeedResult, key_sha256, parse_seed, read_seed, seed_directory
+from evenhand.postgres.seed import (
+    SeedFile,
+    SeedResult,
+    key_sha256,
+    main,
+    parse_seed,
+    read_seed,
+    seed_directory,
+)
 
 KEY = "dev-key-of-the-gateway"
 SEED = f"""
@@ -143,6 +151,19 @@ async def test_a_seed_is_all_or_nothing(database: Database) -> None:
         await seed(database, "tenants: [{tenant_id: x}]\napi_keys: [{principal: app, tenants: [nobody]}]")
     assert await PostgresDirectory(database).pools() == (POOL,)
     assert await PostgresDirectory(database).tenants() == TENANTS
+
+
+def test_the_command_seeds_and_shows_a_generated_key_once(
+    postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "seed.yaml"
+    file.write_text("tenants: [{tenant_id: acme}]\napi_keys: [{principal: app, tenants: [acme]}]")
+    assert main(["--dsn", postgres_dsn, str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "seeded 0 pools, 1 tenants and 1 API keys" in said
+    assert "key of app (shown only this once): eh_" in said
+    assert main(["--dsn", postgres_dsn, str(file)]) == 0
+    assert "eh_" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
