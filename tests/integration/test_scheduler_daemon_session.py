@@ -88,24 +88,31 @@ async def test_calls_are_read_in_order_and_answered_as_they_come(daemon: Schedul
     session.cancel()
 
 
-async def test_answers_that_are_ready_together_travel_together_where_the_client_takes_them(client: Client) -> None:
-    count = 200
-    for together in (False, True):
-        session = client.session()
-        for number in range(1, count + 1):
-            message = pb.SessionRequest(call_id=number, cancel=pb.CancelRequest(tenant="a", request_id="none"))
-            message.answers_together = together and number == 1
-            await session.write(message)
-        answers: list[pb.SessionResponse] = []
-        messages = 0
-        while len(answers) < count:
-            message = await read(session)
-            messages += 1
-            answers += [message, *message.more]
-        assert [answer.call_id for answer in answers] == list(range(1, count + 1))
-        assert not any(more.more for answer in answers for more in answer.more)
-        assert messages < count if together else messages == count
-        session.cancel()
+@pytest.mark.parametrize("together", [False, True])
+async def test_answers_ready_at_once_travel_together_where_the_client_takes_them(
+    world: World, daemon: SchedulerDaemon, client: Client, together: bool
+) -> None:
+    session = client.session()
+    for number in range(1, SLOTS + 1):
+        await session.write(acquire(number, f"r{number}"))
+        await read(session)
+    count = 100
+    for number in range(1, count + 1):
+        message = acquire(number, f"q{number}", tenant="b")
+        message.answers_together = together
+        await session.write(message)
+    await eventually(lambda: pool(daemon)["queued_total"] == count)
+    world.directory.remove_tenant(TenantId("b"))  # all of them are refused in one step
+    answers: list[pb.SessionResponse] = []
+    messages = 0
+    while len(answers) < count:
+        answer = await read(session)
+        messages += 1
+        answers += [answer, *answer.more]
+    assert sorted(answer.call_id for answer in answers) == list(range(1, count + 1))
+    assert {decode_status(answer.error).reason for answer in answers} == {"UNKNOWN_TENANT"}
+    assert messages == (2 if together else count)
+    session.cancel()
 
 
 async def test_errors_come_as_status_and_the_stream_goes_on(client: Client) -> None:
