@@ -95,6 +95,9 @@ class StateService:
         self._waiting_for = "The state service is starting."
         """Why nothing goes on; empty: it does."""
         self._outcomes: dict[str, int] = {}
+        """What became of records since they were last handed to the metrics."""
+        self._applied = 0
+        """As ``_outcomes``, for the one outcome of nearly all."""
         self._strangers: dict[str, None] = {}
         self._malformed_logged: list[float] = []
 
@@ -242,7 +245,10 @@ class StateService:
             return
         result = fold(self.cache_map, message)
         outcome = result.outcome
-        self._outcomes[outcome.value] = self._outcomes.get(outcome.value, 0) + 1
+        if outcome is FoldOutcome.APPLIED:
+            self._applied += 1
+        else:
+            self._outcomes[outcome.value] = self._outcomes.get(outcome.value, 0) + 1
         if result.changes:
             self._pending.take(worker_id, result, message if isinstance(message, WorkerAnnounced) else None)
         self._pending.read(record)
@@ -379,8 +385,11 @@ class StateService:
     # Counting
 
     def _count(self, key_changes: int) -> None:
+        if self._applied:
+            self._outcomes[FoldOutcome.APPLIED.value] = self._applied
         self._metrics.count_records(self._outcomes)
         self._outcomes.clear()
+        self._applied = 0
         if key_changes > 0:
             self._metrics.key_changes.inc(key_changes)
 
