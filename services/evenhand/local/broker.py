@@ -72,7 +72,7 @@ class EmbeddedBroker:
             "--advertised-listener-url", url, "--storage-engine", "memory://tansu/",
         ]  # fmt: skip
         self._process = ManagedProcess("embedded broker", arguments, self._log_file)
-        await self._process.start(self._answers, READY_SECONDS_MAX)
+        await self._process.start(self.answers, READY_SECONDS_MAX)
 
     async def stop(self) -> None:
         """End it; what it held is gone."""
@@ -130,7 +130,8 @@ class EmbeddedBroker:
         if self.running and self.pid:
             os.kill(self.pid, number)
 
-    async def _answers(self) -> bool:
+    async def answers(self) -> bool:
+        """Whether it takes connections."""
         try:
             _, writer = await asyncio.open_connection(HOST, self._port)
         except OSError:

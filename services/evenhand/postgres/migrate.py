@@ -154,14 +154,20 @@ async def require_schema(connection: "AnyConnection", folder: Path | None = None
         )
 
 
-def main(argv: Sequence[str]) -> int:
-    """``evenhand migrate --dsn …``."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Options of the command line; ends the process with usage and code 2 where they make no sense."""
     parser = argparse.ArgumentParser(
         prog="evenhand migrate", description="Bring a database's schema to this version."
     )
     add_dsn(parser)
     arguments = parser.parse_args(argv)
     require_given(parser, arguments, "dsn")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    """``evenhand migrate --dsn …``."""
+    arguments = parse(argv)
     done = asyncio.run(migrate(arguments.dsn))
     for name in done:
         print(f"applied {name}")

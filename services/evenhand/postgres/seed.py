@@ -270,8 +270,8 @@ async def _seed(dsn: str, seed: SeedFile) -> SeedResult:
         return await seed_directory(connection, seed)
 
 
-def main(argv: Sequence[str]) -> int:
-    """``evenhand seed --dsn … FILE``."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Options of the command line; ends the process with usage and code 2 where they make no sense."""
     parser = argparse.ArgumentParser(
         prog="evenhand seed", description="Fill pools, tenants and API keys from YAML."
     )
@@ -279,6 +279,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, help="the seed file")
     arguments = parser.parse_args(argv)
     require_given(parser, arguments, "dsn")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    """``evenhand seed --dsn … FILE``."""
+    arguments = parse(argv)
     result = asyncio.run(_seed(arguments.dsn, read_seed(arguments.file)))
     print(f"seeded {result.pools} pools, {result.tenants} tenants and {result.api_keys} API keys")
     for generated in result.generated:
