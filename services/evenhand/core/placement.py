@@ -164,8 +164,9 @@ class Placement:
                 for tenant in sticky
                 if front.last <= (tenant.v, tenant.spec.tenant_id)
                 and tenant.reach_tokens <= worker.capacity_tokens
-                and (not tight or self._outstanding.below_share(tenant))
             ]
+            if tight:
+                sticky = self._outstanding.those_below_share(sticky)
         if not sticky:
             return tenants
         for tenant in sticky:
@@ -188,6 +189,7 @@ class Placement:
     def _best(self, window: float, now_ns: int) -> Choice | None:
         best: Choice | None = None
         fallback: Choice | None = None
+        cold: dict[TenantId, Choice | None] = {}
         divisor, load_penalty = self._config.headroom_divisor, self._config.load_penalty
         shared = None
         for worker in self._rooms.open.values():
@@ -214,7 +216,8 @@ class Placement:
                 elif head.blocks_min > free_blocks:
                     continue
                 else:
-                    found = self._in_full(tenant, worker, load)
+                    alike = head is tenant.cold and head.uniform and head.blocks_max <= plain_blocks
+                    found = self._in_full_once(tenant, worker, load, cold if alike else None)
                     if found is None:
                         continue
                     choice = found
@@ -252,9 +255,13 @@ class Placement:
         if tenant.warm_workers is None:
             heads = self._heads(tenant)
             tenant.warm_workers = set().union(*[queued.cached for queued in heads])
-            tenant.cold = self._best_head(heads, NO_WORKER, worker, self._fair.capacity_min_tokens)
+            capacity_min_tokens = self._fair.capacity_min_tokens
+            tenant.cold = self._best_head(heads, NO_WORKER, worker, capacity_min_tokens)
+            tenant.cold.uniform = all(
+                not queued.excluded and queued.tokens_total <= capacity_min_tokens for queued in heads
+            )
         cold = tenant.cold
-        if cold is not None and cold.plain and worker_id not in tenant.warm_workers:
+        if cold is not None and cold.uniform and worker_id not in tenant.warm_workers:
             best = cold
         else:
             best = self._best_head(self._heads(tenant), worker_id, worker, worker.capacity_tokens)
@@ -266,7 +273,7 @@ class Placement:
     ) -> BestHead:
         size, decline_tokens = worker.spec.block_size_tokens, self._config.cold_decline_tokens
         best: BestHead | None = None
-        blocks_min = 0
+        blocks_min = blocks_max = 0
         for queued in heads:
             tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
             blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
@@ -279,9 +286,28 @@ class Placement:
                 best = BestHead(queued, tokens, tokens / prompt_tokens, blocks, plain)
             if blocks < blocks_min or not blocks_min:
                 blocks_min = blocks
+            if blocks > blocks_max:
+                blocks_max = blocks
         assert best is not None, "a tenant in A has a head"
-        best.blocks_min = blocks_min
+        best.blocks_min, best.blocks_max = blocks_min, blocks_max
         return best
+
+    def _in_full_once(
+        self, tenant: Tenant, worker: Worker, load: float, known: dict[TenantId, Choice | None] | None
+    ) -> Choice | None:
+        """As ``_in_full``; among workers that are alike for the tenant, worked out for the first one only."""
+        if known is None:
+            return self._in_full(tenant, worker, load)
+        tenant_id = tenant.spec.tenant_id
+        if tenant_id not in known:
+            known[tenant_id] = found = self._in_full(tenant, worker, load)
+            return found
+        found = known[tenant_id]
+        if found is None:
+            return None
+        choice = Choice(tenant, found.queued, worker, 0, -load)
+        choice.declined = found.declined
+        return choice
 
     def _in_full(self, tenant: Tenant, worker: Worker, load: float) -> Choice | None:
         """The tenant's best fitting pair at a worker, head by head: one not declined if there is any."""

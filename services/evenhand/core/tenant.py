@@ -59,7 +59,7 @@ class Queued:
 class BestHead:
     """A tenant's head with the largest cached share at one worker, regardless of room; and the smallest need."""
 
-    __slots__ = ("blocks", "blocks_min", "plain", "queued", "share", "tokens")
+    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform")
 
     def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
         self.queued = queued
@@ -69,7 +69,10 @@ class BestHead:
         self.blocks = blocks
         """KV blocks it needs there."""
         self.blocks_min = blocks
-        """The least that any of the heads needs there."""
+        self.blocks_max = blocks
+        """The least and the most that any of the heads needs there."""
+        self.uniform = False
+        """No head is excluded anywhere or too large for any worker: all workers that hold no part are alike."""
         self.plain = plain
         """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
 

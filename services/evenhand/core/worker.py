@@ -25,6 +25,9 @@ RATE_STEP = 1 / 8
 PREFILL_SAMPLE_MIN_TOKENS = 64
 """Shorter prefills say more about the step than about the rate."""
 
+SAMPLE_WHOLE_TOKENS = 256
+"""A sample of fewer tokens counts in proportion: its fixed costs hide the rate."""
+
 
 class Worker:
     """Mutable state of a worker. ``virtual_time`` is written by ``FairQueue`` alone."""
@@ -135,13 +138,16 @@ class Worker:
         """Take in an observed time to first token for so many tokens of prefill, those ahead included."""
         if prefill_tokens < PREFILL_SAMPLE_MIN_TOKENS or not 0.1 <= ttft_ms < math.inf:
             return
-        rate = prefill_tokens / ttft_ms * 1000.0
-        self.prefill_rate_tokens_per_s += (rate - self.prefill_rate_tokens_per_s) * RATE_STEP
+        prefill_ms = max(ttft_ms - self.output_token_ms, ttft_ms / 4)
+        rate = prefill_tokens / prefill_ms * 1000.0
+        step = RATE_STEP * min(1.0, prefill_tokens / SAMPLE_WHOLE_TOKENS)
+        self.prefill_rate_tokens_per_s += (rate - self.prefill_rate_tokens_per_s) * step
 
     def learn_output(self, output_tokens: int, leg_ms: float) -> None:
         """Take in how long a whole leg took per output token."""
         if output_tokens > 0 and leg_ms > 0.0:
-            self.output_token_ms += (leg_ms / output_tokens - self.output_token_ms) * RATE_STEP
+            step = RATE_STEP * min(1.0, output_tokens / SAMPLE_WHOLE_TOKENS)
+            self.output_token_ms += (leg_ms / output_tokens - self.output_token_ms) * step
 
     def predicted_end_ns(self, ticket: OpenTicket) -> int:
         """When a ticket held here is expected to end, by the learned rates."""

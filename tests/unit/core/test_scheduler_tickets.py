@@ -4,7 +4,7 @@ import pytest
 from tests.unit.core.scheduler_world import BLOCK, World, chain, config, ended, refusal, ticket, tickets
 
 from evenhand.core.facts import LegOutcome, RefusalReason, Usage
-from evenhand.core.ids import Epoch, TicketId, WorkerId
+from evenhand.core.ids import Epoch, TenantId, TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.steps import (
     Granted,
@@ -365,3 +365,33 @@ def test_an_adopted_ticket_of_a_dead_epoch_gets_another_leg(world: World) -> Non
     assert ended(effects)[0].outcome is LegOutcome.WORKER_LOST
     second = ticket(effects)
     assert (second.leg, second.ticket_id) == (2, TicketId("2.1.2"))
+
+
+def test_memory_is_where_it_was_after_churn_of_tenants_workers_and_tickets() -> None:
+    world = World(config(outcomes_remembered_max=100, worker_stale_after_ms=10**9, worker_lost_after_ms=10**9))
+    world.tenants("stays")
+    world.workers("stays", slots=2)
+    for n in range(150):
+        name = f"passes{n}"
+        world.tenants(name, concurrency_max=1)
+        world.workers(name, slots=1)
+        granted = [t for _ in range(3) for t in tickets(world.submit(name, chain(n, 3), deadline_ns=10**18))]
+        world.step(WorkerGone(WorkerId(name), "done"))
+        for each in tickets(world.effects)[-len(granted) :]:
+            world.settle(each)
+        world.step(TenantForgotten(TenantId(name)))
+        for each in tickets(world.effects)[-3:]:
+            world.settle(each)
+    assert is_clean(world)
+    legs = world.scheduler._legs
+    assert list(legs.outstanding.tenants) == ["stays"]
+    assert list(legs.rooms.workers) == ["stays"]
+    assert not legs.outstanding._active
+    assert not legs.detached
+    assert not legs.estimator.means()
+    assert len(legs.book._closed) <= 100
+    assert len(legs.book._expiry) <= 64
+    assert len(legs.rooms._reopen) <= 1
+    assert world.presence.ticket_count <= 600  # those that ended keep their keys until the grace is over
+    world.tick(6_000)
+    assert world.presence.ticket_count == 0
