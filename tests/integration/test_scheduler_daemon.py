@@ -421,10 +421,31 @@ def state(daemon: SchedulerDaemon, worker_id: str) -> str:
     return next((str(worker["state"]) for worker in workers if worker["worker_id"] == worker_id), "")
 
 
-async def test_a_worker_given_up_as_lost_is_taken_back(world: World) -> None:
-    core = replace(world.config().core, worker_stale_after_ms=50, worker_lost_after_ms=100)
+async def test_a_silent_log_is_not_a_dead_fleet(world: World) -> None:
+    core = replace(world.config().core, worker_stale_after_ms=200, worker_lost_after_ms=400)
+    async with world.daemon(world.config(core)) as daemon, connected(daemon) as client:
+        for worker in ("w1", "w2"):
+            world.say(load(worker))
+        await eventually(lambda: state(daemon, "w1") == "ready")
+        ticket = (await client.acquire("r1")).ticket
+        world.log.available = False
+        await asyncio.sleep(1.0)  # longer than it takes to be lost, several times over
+        assert (state(daemon, "w1"), state(daemon, "w2")) == ("ready", "ready")
+        assert (await client.renew(ticket)).state == pb.TICKET_STATE_OPEN
+        assert (await client.acquire("r2")).ticket
+        world.log.available = True
+
+
+async def test_a_worker_that_falls_silent_alone_is_lost_and_taken_back(world: World) -> None:
+    core = replace(world.config().core, worker_stale_after_ms=100, worker_lost_after_ms=200)
     async with world.daemon(world.config(core)) as daemon:
-        await eventually(lambda: not daemon.status()["pool"]["workers"])  # type: ignore[index]
+        world.say(load("w1"))
+        await eventually(lambda: state(daemon, "w1") == "ready")
+        async with asyncio.timeout(WAIT_S):
+            while state(daemon, "w1"):
+                world.say(load("w2"))
+                await asyncio.sleep(0.02)
+        assert state(daemon, "w2") == "ready"
         world.say(load("w1"))
         await eventually(lambda: state(daemon, "w1") == "ready")
 

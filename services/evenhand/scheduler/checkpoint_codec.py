@@ -1,10 +1,13 @@
 """A scheduler's checkpoint as bytes: what the core gives as plain data, and when it was taken.
 
+Block keys of open tickets only keep a lost leg's request near its cache, and they are most of the bytes; so they
+are kept for the oldest tickets, up to ``KEYS_MAX`` in all.
+
 Only this daemon and its successors read it. A payload of a version this build does not know is refused rather than
 guessed at.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -12,6 +15,8 @@ from evenhand.core.checkpoint import SchedulerCheckpoint
 from evenhand.core.errors import SchemaMismatch
 
 VERSION = 1
+KEYS_MAX = 65_536
+"""Block keys in one checkpoint, about half a mebibyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,12 @@ _decoder = msgspec.msgpack.Decoder(SavedCheckpoint)
 
 def encode_checkpoint(checkpoint: SchedulerCheckpoint, saved_wall_ms: int) -> bytes:
     """Bytes for ``LeaseStore.save_checkpoint``."""
-    return _encoder.encode(SavedCheckpoint(VERSION, saved_wall_ms, checkpoint))
+    keys_left, tickets = KEYS_MAX, []
+    for held in checkpoint.tickets:
+        keys_left -= len(held.block_keys)
+        tickets.append(held if keys_left >= 0 else replace(held, block_keys=()))
+    bounded = checkpoint if keys_left >= 0 else replace(checkpoint, tickets=tuple(tickets))
+    return _encoder.encode(SavedCheckpoint(VERSION, saved_wall_ms, bounded))
 
 
 def decode_checkpoint(payload: bytes) -> SavedCheckpoint:

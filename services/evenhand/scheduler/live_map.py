@@ -12,6 +12,10 @@ A worker from the store becomes a candidate at its first sign of life in the log
 know who is alive. Later signs of life are load reports of a healthy engine alone: an edge goes on announcing an
 engine that has died. An engine that fails its health check thus goes stale, then is lost.
 
+A silent log is not a dead fleet: if nothing at all arrives from two or more workers, those that were well when the
+silence began count as heard for at most ``SILENCE_S_MAX``, so that a broker that is away for a while neither stops
+dispatch nor ends anybody's tickets. A pool of one worker cannot tell the two apart and lets it go stale.
+
 If the log is another one than the positions were made on, the map is kept but every worker counts as incomplete,
 snapshots are asked for, and reading starts at the log's beginning; folding twice changes nothing.
 """
@@ -49,6 +53,9 @@ FOLD_S_MAX = 0.002
 """After so long a fold, between two records, other tasks of the loop have their turn."""
 CAUGHT_UP_AGE_MS = 1_000
 """A record younger than this, by its time in the log, means that the tail is reached."""
+SILENCE_S_MAX = 60.0
+"""Longest silence of the whole log that is taken for the broker's."""
+SILENCE_WORKERS_MIN = 2
 WORKERS_REFUSED_MAX = 1_024
 """Refused workers whose reason is remembered."""
 
@@ -72,6 +79,9 @@ class LiveMap:
         self._reader = reader
         self._watch = watch
         self._pool_id = config.pool_id
+        self._stale_after_ns = config.worker_stale_after_ms * 1_000_000
+        self._heard_last_ns = time.monotonic_ns()
+        self._vouched_last_ns = 0
         self._lost_after_ns = config.worker_lost_after_ms * 1_000_000
         self._tell = tell
         self._wish = wish
@@ -124,6 +134,10 @@ class LiveMap:
             await asyncio.sleep(RETRY_S)
 
     async def _take(self, records: Sequence[LogRecord]) -> None:
+        if records:
+            self._heard_last_ns = time.monotonic_ns()
+        else:
+            self._mind_silence(time.monotonic_ns())
         last: dict[int, LogRecord] = {}
         began = time.perf_counter()
         for record in records:
@@ -292,6 +306,22 @@ class LiveMap:
         self.loads[worker_id] = heard
         position = self.cache_map.position(worker_id)
         self._tell(WorkerHeard(worker_id, heard, position is not None and position.complete))
+
+    def _mind_silence(self, now_ns: int) -> None:
+        """Vouch for the workers that were well when the log fell silent."""
+        pause_ns = self._stale_after_ns // 4
+        silent_ns = now_ns - self._heard_last_ns
+        if not 2 * pause_ns < silent_ns < SILENCE_S_MAX * 1e9 or now_ns - self._vouched_last_ns < pause_ns:
+            return
+        well_since_ns = self._heard_last_ns - self._stale_after_ns
+        well = [worker_id for worker_id, load in self.loads.items() if load.heard_at_ns > well_since_ns]
+        if len(well) < SILENCE_WORKERS_MIN:
+            return
+        self._vouched_last_ns = now_ns
+        for worker_id in well:
+            position = self.cache_map.position(worker_id)
+            complete = position is not None and position.complete
+            self._tell(WorkerHeard(worker_id, self.loads[worker_id], complete))
 
     def _forget(self, worker_id: WorkerId, sentence: str) -> None:
         self.cache_map.forget(worker_id)
