@@ -10,6 +10,7 @@ import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.fixtures.scheduler_daemon import (
     WAIT_S,
     Client,
@@ -25,6 +26,7 @@ from tests.fixtures.scheduler_daemon import (
 )
 
 from evenhand.core.kv import EpochFloor, SnapshotRequested, WorkerLeft
+from evenhand.core.scheduler import PoolScheduler
 from evenhand.ports import CONTROL_TOPIC, KV_TOPIC
 from evenhand.scheduler.daemon import SERVICE, SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
@@ -495,6 +497,58 @@ async def test_pages_show_the_pool_with_bounded_labels(world: World) -> None:
     assert status["owner"] is True
     assert status["pool"]["grants"] == 60
     assert len(status["pool"]["tenants"]) == 62
+
+
+async def test_bytes_that_are_no_message_do_no_harm(daemon: SchedulerDaemon, client: Client) -> None:
+    chance = random.Random(seed())
+    async with grpc.aio.insecure_channel(daemon.address) as channel:
+        for method in ("Resolve", "Acquire", "Renew", "Settle", "Cancel", "Nonsense"):
+            call = channel.unary_unary(f"/{SERVICE}/{method}")
+            for raw in (b"\xff" * 9, b"\x0a\x01\xff", chance.randbytes(200), b"\x0a\xff\xff\xff\xff\x0f"):
+                assert await call(raw, timeout=WAIT_S).code() is not grpc.StatusCode.OK
+        session = channel.stream_stream(f"/{SERVICE}/Session")(timeout=WAIT_S)
+        await session.write(b"\xff" * 9)
+        assert await session.code() is not grpc.StatusCode.OK
+        large = pb.AcquireRequest(request_id="r", tenant="a", block_keys=bytes(5 * 1024 * 1024))
+        call = channel.unary_unary(f"/{SERVICE}/Acquire")
+        assert await call(large.SerializeToString(), timeout=WAIT_S).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await client.acquire("r1")).ticket
+    assert queued(daemon) == 0
+
+
+async def test_a_fault_of_ours_is_told_recorded_and_survived(
+    daemon: SchedulerDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PoolScheduler, "_submit", broken)
+        error = await error_of(client.acquire("r1"))
+        assert (error.reason, error.code) == ("INTERNAL_FAULT", Code.INTERNAL)
+        assert "a bug" not in error.sentence
+        session = client.session()
+        await session.write(pb.SessionRequest(call_id=1, acquire=acquire_request("r2")))
+        assert await session.code() is grpc.StatusCode.INTERNAL
+    assert b'evenhand_scheduler_faults_total{task="Acquire"} 1.0' in daemon._page()
+    assert not daemon.actor._waiting
+    assert (await client.acquire("r1")).ticket
+
+
+async def test_reflection_is_served_where_it_is_asked_for(world: World) -> None:
+    for asked in (False, True):
+        async with (
+            world.daemon(world.config(reflection=asked)) as daemon,
+            grpc.aio.insecure_channel(daemon.address) as channel,
+        ):
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.ServerReflectionInfo(timeout=WAIT_S)
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            if not asked:
+                assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+                continue
+            answer = await call.read()
+            assert SERVICE in {service.name for service in answer.list_services_response.service}
 
 
 async def test_a_graceful_stop_refuses_what_waits_and_keeps_what_runs(world: World) -> None:

@@ -282,6 +282,10 @@ class PoolActor:
         if entry is None:
             entry = OpenTicket(ticket, token, None)
             self.open[ticket.ticket_id] = self.by_token[token] = entry
+        elif entry.token != token:  # signed once by an earlier term, once by this one; the listener knows this one
+            del self.by_token[entry.token]
+            entry.token = token
+            self.by_token[token] = entry
         entry.listener = listener
         return entry
 
