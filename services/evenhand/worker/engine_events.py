@@ -4,24 +4,26 @@ A frame is ``[timestamp_s, events, data_parallel_rank]``. An event is a map with
 a positional array that starts with the type (SGLang, older vLLM); both carry integer hashes, signed or unsigned,
 or 32-byte ones. Fields are positional in arrays, so their order here is the wire's.
 
-The common case is decoded in one typed pass that refuses unknown fields. Whatever does not fit falls back to one
+The common case is decoded in one typed pass that refuses unknown fields and negative names. Whatever does not fit falls back to one
 event at a time, so that a bad event spoils itself and not its batch, and what is unknown is counted. A thing that
 is not fully understood never becomes a clear: a clear is only what decodes as one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from evenhand.core.errors import MalformedMessage
+from evenhand.worker.counters import TranslatorCounters
 
 EngineHash = int | bytes
 """A block's name within one life of an engine; says nothing about its content."""
 
 KNOWN_TYPES: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 EVENTS_PER_FRAME_MAX: Final = 1_000_000
+TIMESTAMP_S_MAX: Final = 1e12
+_HASH_MASK: Final = (1 << 64) - 1
 
 
 class BlockStored(msgspec.Struct, gc=False):
@@ -60,10 +62,22 @@ class AllBlocksCleared(msgspec.Struct, gc=False):
 EngineEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _StoredStrict(BlockStored, tag="BlockStored", forbid_unknown_fields=True, gc=False): ...
+class _StoredKnown(BlockStored, tag="BlockStored", forbid_unknown_fields=True, gc=False): ...
 
 
-class _RemovedStrict(BlockRemoved, tag="BlockRemoved", forbid_unknown_fields=True, gc=False): ...
+class _RemovedKnown(BlockRemoved, tag="BlockRemoved", forbid_unknown_fields=True, gc=False): ...
+
+
+_Unsigned = Annotated[int, msgspec.Meta(ge=0)] | bytes
+
+
+class _StoredStrict(BlockStored, tag="BlockStored", forbid_unknown_fields=True, gc=False):
+    block_hashes: list[_Unsigned]
+    parent_block_hash: _Unsigned | None = None
+
+
+class _RemovedStrict(BlockRemoved, tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
+    block_hashes: list[_Unsigned]
 
 
 class _ClearedStrict(AllBlocksCleared, tag="AllBlocksCleared", forbid_unknown_fields=True, gc=False): ...
@@ -87,10 +101,21 @@ class _RemovedArray(BlockRemoved, tag="BlockRemoved", array_like=True, gc=False)
 class _ClearedArray(AllBlocksCleared, tag="AllBlocksCleared", array_like=True, gc=False): ...
 
 
-class _FrameStrict(msgspec.Struct, array_like=True, gc=False):
+class EngineFrame(msgspec.Struct, array_like=True, gc=False):
+    """One decoded frame. Integer names in it are unsigned."""
+
     timestamp_s: float
-    events: list[_StoredStrict | _RemovedStrict | _ClearedStrict]
+    events: Sequence[EngineEvent]
     data_parallel_rank: int | None = None
+
+    @property
+    def emitted_at_ms(self) -> int:
+        """The engine's wall clock; 0 where it says nothing usable."""
+        return int(self.timestamp_s * 1000) if 0.0 <= self.timestamp_s < TIMESTAMP_S_MAX else 0
+
+
+class _FrameStrict(EngineFrame, array_like=True, gc=False):
+    events: list[_StoredStrict | _RemovedStrict | _ClearedStrict]
 
 
 class _FrameRaw(msgspec.Struct, array_like=True, gc=False):
@@ -101,7 +126,7 @@ class _FrameRaw(msgspec.Struct, array_like=True, gc=False):
 
 _decode_strict = msgspec.msgpack.Decoder(_FrameStrict).decode
 _decode_raw = msgspec.msgpack.Decoder(_FrameRaw).decode
-_decode_map_strict = msgspec.msgpack.Decoder(_StoredStrict | _RemovedStrict | _ClearedStrict).decode
+_decode_map_known = msgspec.msgpack.Decoder(_StoredKnown | _RemovedKnown | _ClearedStrict).decode
 _decode_map_loose = msgspec.msgpack.Decoder(_StoredLoose | _RemovedLoose | _ClearedLoose).decode
 _decode_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray).decode
 _decode_any = msgspec.msgpack.Decoder().decode
@@ -110,48 +135,45 @@ _ARRAY_FIELDS: Final = {"BlockStored": 15, "BlockRemoved": 6, "AllBlocksCleared"
 """Length of a positional event with every known field, its type included."""
 
 
-@dataclass(slots=True)
-class EngineFrame:
-    """One decoded frame, and what in it was not understood. Treat as frozen; it is made once a frame."""
+def decode_frame(payload: bytes, counters: TranslatorCounters) -> EngineFrame:
+    """Decode one frame; what in it is not understood is counted.
 
-    emitted_at_ms: int
-    """The engine's wall clock; 0 where it says nothing usable."""
-    data_parallel_rank: int | None
-    events: Sequence[EngineEvent]
-    malformed_events: int = 0
-    unknown_events: int = 0
-    unknown_fields: int = 0
-    """Events with at least one field that this build does not know; they count all the same."""
-
-
-def decode_frame(payload: bytes) -> EngineFrame:
-    """Decode one frame; raises ``MalformedMessage`` only where it cannot even be split into events."""
+    Raises ``MalformedMessage`` only where the frame cannot even be split into events.
+    """
     try:
-        strict = _decode_strict(payload)
+        return _decode_strict(payload)
     except (msgspec.DecodeError, RecursionError):
-        return _decode_event_by_event(payload)
-    return EngineFrame(_milliseconds(strict.timestamp_s), strict.data_parallel_rank, strict.events)
+        return _decode_event_by_event(payload, counters)
 
 
-def _decode_event_by_event(payload: bytes) -> EngineFrame:
+def _decode_event_by_event(payload: bytes, counters: TranslatorCounters) -> EngineFrame:
     try:
         raw = _decode_raw(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedMessage("An engine's frame is not an array of time, events and rank.") from error
     events: list[EngineEvent] = []
-    malformed = unknown = odd = 0
     for encoded in raw.events[:EVENTS_PER_FRAME_MAX]:
         event, has_unknown_fields = _decode_event(encoded)
-        if event is None:
-            if _names_unknown_type(encoded):
-                unknown += 1
-            else:
-                malformed += 1
+        if event is not None:
+            events.append(_unsigned(event))
+            counters.events_with_unknown_fields += has_unknown_fields
+        elif _names_unknown_type(encoded):
+            counters.events_of_unknown_type += 1
         else:
-            events.append(event)
-            odd += has_unknown_fields
+            counters.events_malformed += 1
+    timestamp_s = raw.timestamp_s if type(raw.timestamp_s) in (int, float) else 0.0
     rank = raw.data_parallel_rank if type(raw.data_parallel_rank) is int else None
-    return EngineFrame(_milliseconds(raw.timestamp_s), rank, events, malformed, unknown, odd)
+    return EngineFrame(timestamp_s, events, rank)
+
+
+def _unsigned(event: EngineEvent) -> EngineEvent:
+    """Names in one form: signed integers become the unsigned ones that they stand for."""
+    if isinstance(event, AllBlocksCleared):
+        return event
+    event.block_hashes = [name & _HASH_MASK if isinstance(name, int) else name for name in event.block_hashes]
+    if isinstance(event, BlockStored) and isinstance(event.parent_block_hash, int):
+        event.parent_block_hash &= _HASH_MASK
+    return event
 
 
 def _decode_event(encoded: msgspec.Raw) -> tuple[EngineEvent | None, bool]:
@@ -166,7 +188,7 @@ def _decode_event(encoded: msgspec.Raw) -> tuple[EngineEvent | None, bool]:
         length = lead - 0x90 if lead <= 0x9F else int.from_bytes(head[1 : 3 if lead == 0xDC else 5], "big")
         return event, length > _ARRAY_FIELDS[str(type(event).__struct_config__.tag)]
     try:
-        return _decode_map_strict(encoded), False
+        return _decode_map_known(encoded), False
     except (msgspec.DecodeError, RecursionError):
         pass
     try:
@@ -187,9 +209,3 @@ def _names_unknown_type(encoded: msgspec.Raw) -> bool:
     else:
         return False
     return isinstance(name, str) and name not in KNOWN_TYPES
-
-
-def _milliseconds(timestamp_s: Any) -> int:
-    if isinstance(timestamp_s, (int, float)) and 0.0 <= timestamp_s < 1e12:
-        return int(timestamp_s * 1000)
-    return 0

@@ -43,6 +43,11 @@ class Lane:
 
     tier: Tier
     group: int
+    # Of the whole tier, shared by its lanes:
+    held: dict[int, Seq]
+    silent: dict[int, None]
+    shared: dict[int, int]
+    # Of this lane alone:
     key_of: dict[EngineHash, int] = field(default_factory=dict)
     """Key of every name with a copy here."""
     more: dict[EngineHash, int] = field(default_factory=dict)
@@ -87,7 +92,7 @@ class Holdings:
         for lane in self._lanes:
             if lane.tier is tier and lane.group == group:
                 return lane
-        lane = Lane(tier, group)
+        lane = Lane(tier, group, self._held[tier], self._silent[tier], self._shared[tier])
         self._lanes.append(lane)
         return lane
 
@@ -101,9 +106,9 @@ class Holdings:
             lane.more = {}
             lane.doubted = {}
         for tier in TIERS:
-            self._held[tier] = {}
-            self._silent[tier] = {}
-            self._shared[tier] = {}
+            self._held[tier].clear()
+            self._silent[tier].clear()
+            self._shared[tier].clear()
 
     def held(self, tier: Tier) -> dict[int, Seq]:
         """Keys held on a tier, oldest first; for reading only."""
@@ -112,7 +117,7 @@ class Holdings:
     def restamp(self, seq: Seq) -> None:
         """All that is held counts as stored in batch ``seq``."""
         for tier in TIERS:
-            self._held[tier] = dict.fromkeys(self._held[tier], seq)
+            self._held[tier].update(dict.fromkeys(self._held[tier], seq))
 
     def doubted_total(self) -> int:
         """Names that could be phantoms: the most phantoms there can be."""
@@ -136,7 +141,7 @@ class Holdings:
 
     def store(self, lane: Lane, names: Sequence[EngineHash], keys: Sequence[int], seq: Seq) -> list[int]:
         """Count one more copy of each; the keys that the tier begins to hold. Stops at a name in conflict."""
-        key_of, held, silent = lane.key_of, self._held[lane.tier], self._silent[lane.tier]
+        key_of, held, silent = lane.key_of, lane.held, lane.silent
         alone = len(self._lanes) == 1
         if alone and len(names) >= BULK_BLOCKS_MIN and not silent and all_new(key_of, names, held, keys):
             key_of.update(zip(names, keys, strict=True))
@@ -152,8 +157,7 @@ class Holdings:
             if known is None:
                 key_of[name] = key
                 if is_held or (silent and key in silent):
-                    shared = self._shared[lane.tier]
-                    shared[key] = shared.get(key, 0) + 1
+                    lane.shared[key] = lane.shared.get(key, 0) + 1
             else:
                 lane.more[name] = lane.more.get(name, 0) + 1
                 self._counters.blocks_reported_again += 1
@@ -167,7 +171,7 @@ class Holdings:
     def remove(self, lane: Lane, names: Sequence[EngineHash], unknown: list[EngineHash]) -> list[int]:
         """Count one copy less of each; the keys the tier ceases to hold. Names not known go to ``unknown``."""
         key_of, more, doubted = lane.key_of, lane.more, lane.doubted
-        held, shared, silent = self._held[lane.tier], self._shared[lane.tier], self._silent[lane.tier]
+        held, shared, silent = lane.held, lane.shared, lane.silent
         ended: list[int] = []
         if len(names) >= BULK_BLOCKS_MIN and not (more or doubted or shared or silent):
             found = [key_of.pop(name, None) for name in names]

@@ -18,7 +18,7 @@ It does not judge whether frames are in order or from one life of the engine: se
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,9 +58,10 @@ GROUPS_MAX: Final = 1_024
 """Cache groups are numbered from 0; engines have a handful."""
 LANES_MAX: Final = 4_096
 """Sorts of events whose lane is remembered; others are looked up anew."""
+PACKERS_MAX: Final = 256
+"""Store lengths whose packing format is kept ready."""
 ROOTS_MAX: Final = 4_096
 """Roots (salt, LoRA) remembered; a root costs one hash, so all are forgotten at once when there are more."""
-_HASH_MASK: Final = (1 << 64) - 1
 _EMPTY_SHA256: Final = hashlib.sha256()
 """Copied for each block: a third faster than making one."""
 _UNPACKERS: Final = tuple(struct.Struct(f">{count}Q").unpack for count in range(65))
@@ -107,6 +108,7 @@ class Translator:
         "_holdings",
         "_lanes_of_stores",
         "_operations",
+        "_packers",
         "_roots",
         "_waiting",
         "counters",
@@ -121,6 +123,7 @@ class Translator:
         self._holdings = Holdings(self.counters, config.kv_blocks)
         self._waiting = WaitingStores()
         self._roots: dict[tuple[str, str], bytes] = {}
+        self._packers: dict[int, Callable[..., bytes]] = {}
         # By all that tells where an event belongs; only lanes of a prefix are remembered.
         self._lanes_of_stores: dict[tuple[str | None, int | None, str | None, str | None, int | None], Lane] = {}
         self._operations: list[tuple[type[Stored | Removed | Cleared], Tier, list[int]]] = []
@@ -183,7 +186,7 @@ class Translator:
         counters = self.counters
         counters.frames += 1
         try:
-            frame = decode_frame(payload)
+            frame = decode_frame(payload, counters)
         except MalformedMessage:
             counters.frames_malformed += 1
             return Translated(())
@@ -191,9 +194,6 @@ class Translator:
         if own_rank is not None and frame.data_parallel_rank not in (None, own_rank):
             counters.frames_of_other_rank += 1
             return Translated(())
-        counters.events_malformed += frame.malformed_events
-        counters.events_of_unknown_type += frame.unknown_events
-        counters.events_with_unknown_fields += frame.unknown_fields
         counters.events += len(frame.events)
         names: list[EngineHash] = []
         lane: Lane | None = None
@@ -246,33 +246,32 @@ class Translator:
         lane = self._lane_of_store(event)
         if lane is None:
             return
-        names = unsigned(event.block_hashes)
+        names = event.block_hashes
         if not names:
             counters.stores_without_hashes += 1
             return
-        if not event.token_ids or event.block_size <= 0:
+        token_ids, block_size = event.token_ids, event.block_size
+        if not token_ids or block_size <= 0:
             self._stored_without_tokens(lane, names, seq)
             return
-        if event.block_size != self._block_size:
+        if block_size != self._block_size:
             if self._block_size:
                 counters.stores_of_other_block_size += 1
                 return
-            self._block_size = event.block_size
-        count = len(names)
-        if len(event.token_ids) != count * event.block_size or (
-            event.extra_keys is not None and len(event.extra_keys) != count
-        ):
+            self._block_size = block_size
+        count, extra_keys = len(names), event.extra_keys
+        if len(token_ids) != count * block_size or (extra_keys is not None and len(extra_keys) != count):
             counters.events_malformed += 1
             return
         try:
-            token_bytes = struct.pack(f"<{len(event.token_ids)}I", *event.token_ids)
+            token_bytes = self._packer(len(token_ids))(*token_ids)
         except struct.error:
             counters.events_malformed += 1
             return
         counters.blocks_stored += count
         salt = ""
         extra_fields: list[tuple[bytes, ...]] | None = None
-        if event.extra_keys is not None and event.extra_keys.count(None) != count:
+        if extra_keys is not None and extra_keys.count(None) != count:
             salt, extra_fields = self._read_extras(event)
             if extra_fields is not None:
                 names = names[: len(extra_fields)]
@@ -282,8 +281,6 @@ class Translator:
         if parent is None:
             parent_bytes = self._root(event, salt)
         else:
-            if type(parent) is int:
-                parent &= _HASH_MASK
             parent_key = self._holdings.key(parent)
             if parent_key is None:
                 counters.stores_waiting += 1
@@ -292,10 +289,19 @@ class Translator:
                 counters.stores_waiting_overflowed += self._waiting.drop_overflow()
                 return
             parent_bytes = parent_key.to_bytes(KEY_BYTES, "big")
-        keys = chain_keys(parent_bytes, token_bytes, 4 * self._block_size, len(names), extra_fields)
+        keys = chain_keys(parent_bytes, token_bytes, 4 * block_size, len(names), extra_fields)
         self._emit(Stored, lane.tier, self._holdings.store(lane, names, keys, seq))
         if self._waiting.blocks:
             self._link(names, keys, seq)
+
+    def _packer(self, count: int) -> Callable[..., bytes]:
+        """Packs so many token ids; formats of the usual lengths are kept."""
+        packer = self._packers.get(count)
+        if packer is None:
+            packer = struct.Struct(f"<{count}I").pack
+            if len(self._packers) < PACKERS_MAX:
+                self._packers[count] = packer
+        return packer
 
     def _removed(self, lane: Lane | None, names: list[EngineHash]) -> None:
         """A run of removals in one lane; None if it says nothing about a prefix held here."""
@@ -303,7 +309,7 @@ class Translator:
             return
         self.counters.blocks_removed += len(names)
         unknown: list[EngineHash] = []
-        ended = self._holdings.remove(lane, unsigned(names), unknown)
+        ended = self._holdings.remove(lane, names, unknown)
         for name in unknown:
             if not self._waiting.mark_removed(lane, name):
                 self.counters.removals_unknown_blocks += 1
@@ -436,16 +442,6 @@ class Translator:
         return tuple(
             [Cleared() if kind is Cleared else kind(tuple(keys), tier) for kind, tier, keys in taken]  # type: ignore[call-arg]
         )
-
-
-def unsigned(hashes: list[EngineHash]) -> list[EngineHash]:
-    """Names in one form: signed integers become the unsigned ones that they stand for."""
-    try:
-        if not hashes or min(hashes) >= 0:  # type: ignore[operator]
-            return hashes
-    except TypeError:
-        pass  # Integers and bytes in one list: each is looked at below.
-    return [name & _HASH_MASK if type(name) is int else name for name in hashes]
 
 
 def chain_keys(
