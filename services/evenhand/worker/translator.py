@@ -16,16 +16,15 @@ counter; memory is bounded by what the engine can hold (``holdings``) and what m
 It does not judge whether frames are in order or from one life of the engine: see ``continuity``.
 """
 
-import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from evenhand.core.block_key import KEY_BYTES, child_key, root_hash
+from evenhand.core.block_key import KEY_BYTES
 from evenhand.core.errors import MalformedMessage
 from evenhand.core.ids import Seq
 from evenhand.core.kv import Cleared, KvOperation, Removed, Stored, Tier
+from evenhand.worker.chain_keys import KeyMaker, chain_keys, store_extras
 from evenhand.worker.counters import TranslatorCounters
 from evenhand.worker.engine_events import (
     BlockRemoved,
@@ -33,39 +32,9 @@ from evenhand.worker.engine_events import (
     EngineHash,
     decode_frame,
 )
-from evenhand.worker.extras import read_extras
 from evenhand.worker.holdings import TIERS, Holdings, Lane, LaneRecord
+from evenhand.worker.prefix_groups import PrefixGroups
 from evenhand.worker.waiting import Chain, WaitingStore, WaitingStores
-
-TIERS_BY_MEDIUM: Final[dict[str | None, Tier]] = {
-    None: Tier.DEVICE,
-    "GPU": Tier.DEVICE,
-    "CPU": Tier.HOST,
-    "CPU_PINNED": Tier.HOST,
-    "CPU_TIER1": Tier.HOST,
-    "HOST": Tier.HOST,
-    "STORAGE": Tier.DISK,
-    "DISK": Tier.DISK,
-    "SSD": Tier.DISK,
-    "FS": Tier.DISK,
-}
-"""Other media are counted and left alone: a copy of unknown whereabouts must not count as one on the device."""
-
-PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Cache kinds whose blocks make a prefix. A hybrid model's prefix needs its full-attention group; a window's or a
-state's blocks alone are none, and a kind that is not known counts as none."""
-GROUPS_MAX: Final = 1_024
-"""Cache groups are numbered from 0; engines have a handful."""
-LANES_MAX: Final = 4_096
-"""Sorts of events whose lane is remembered; others are looked up anew."""
-PACKERS_MAX: Final = 256
-"""Store lengths whose packing format is kept ready."""
-ROOTS_MAX: Final = 4_096
-"""Roots (salt, LoRA) remembered; a root costs one hash, so all are forgotten at once when there are more."""
-_EMPTY_SHA256: Final = hashlib.sha256()
-"""Copied for each block: a third faster than making one."""
-_UNPACKERS: Final = tuple(struct.Struct(f">{count}Q").unpack for count in range(65))
-"""Ready formats for the short chains that nearly all stores are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +75,8 @@ class Translator:
         "_config",
         "_groups",
         "_holdings",
-        "_lanes_of_stores",
+        "_keys",
         "_operations",
-        "_packers",
-        "_roots",
         "_waiting",
         "counters",
     )
@@ -119,17 +86,14 @@ class Translator:
         self.counters = TranslatorCounters()
         self._config = config
         self._block_size = config.block_size_tokens
-        self._groups: dict[int, bool] = {}
+        self._keys = KeyMaker(config.model)
         self._holdings = Holdings(self.counters, config.kv_blocks)
+        self._groups = PrefixGroups(self._holdings, self.counters)
         self._waiting = WaitingStores()
-        self._roots: dict[tuple[str, str], bytes] = {}
-        self._packers: dict[int, Callable[..., bytes]] = {}
-        # By all that tells where an event belongs; only lanes of a prefix are remembered.
-        self._lanes_of_stores: dict[tuple[str | None, int | None, str | None, str | None, int | None], Lane] = {}
         self._operations: list[tuple[type[Stored | Removed | Cleared], Tier, list[int]]] = []
         if state is not None:
             self._block_size = self._block_size or state.block_size_tokens
-            self._groups.update(state.prefix_groups)
+            self._groups.restore(state.prefix_groups)
             self._holdings.restore(state.lanes, seq)
 
     @property
@@ -173,10 +137,9 @@ class Translator:
         self._holdings.clear()
         self._waiting = WaitingStores()
         self._groups.clear()
-        self._lanes_of_stores.clear()
 
     def state(self) -> TranslatorState:
-        return TranslatorState(self._block_size, tuple(self._groups.items()), self._holdings.export())
+        return TranslatorState(self._block_size, self._groups.known(), self._holdings.export())
 
     def translate(self, payload: bytes, now_ms: int, seq: Seq) -> Translated:
         """Read one frame. What it returns must go out in batch ``seq`` or a later one, in order.
@@ -208,9 +171,9 @@ class Translator:
                         self._removed(lane, names)
                     names = []
                     medium, group, locality = event.medium, event.group_idx, event.locality
-                    lane = self._lane_of(event)
+                    lane = self._groups.lane_of(event)
                 elif lane is None:
-                    self._lane_of(event)
+                    self._groups.lane_of(event)
                 names += event.block_hashes
                 continue
             if names:
@@ -243,7 +206,7 @@ class Translator:
 
     def _stored(self, event: BlockStored, now_ms: int, seq: Seq) -> None:
         counters = self.counters
-        lane = self._lane_of_store(event)
+        lane = self._groups.lane_of_store(event)
         if lane is None:
             return
         names = event.block_hashes
@@ -264,22 +227,24 @@ class Translator:
             counters.events_malformed += 1
             return
         try:
-            token_bytes = self._packer(len(token_ids))(*token_ids)
+            token_bytes = self._keys.pack(token_ids)
         except struct.error:
             counters.events_malformed += 1
             return
         counters.blocks_stored += count
         salt = ""
-        extra_fields: list[tuple[bytes, ...]] | None = None
+        extra_fields: Sequence[tuple[bytes, ...]] | None = None
         if extra_keys is not None and extra_keys.count(None) != count:
-            salt, extra_fields = self._read_extras(event)
-            if extra_fields is not None:
+            extras = store_extras(event)
+            salt, extra_fields = extras.salt, extras.fields
+            if extra_fields is not None and len(extra_fields) < count:
+                counters.stores_with_unknown_extras += 1
                 names = names[: len(extra_fields)]
-            if not names:
-                return
+                if not names:
+                    return
         parent = event.parent_block_hash
         if parent is None:
-            parent_bytes = self._root(event, salt)
+            parent_bytes = self._keys.root(event, salt)
         else:
             parent_key = self._holdings.key(parent)
             if parent_key is None:
@@ -293,15 +258,6 @@ class Translator:
         self._emit(Stored, lane.tier, self._holdings.store(lane, names, keys, seq))
         if self._waiting.blocks:
             self._link(names, keys, seq)
-
-    def _packer(self, count: int) -> Callable[..., bytes]:
-        """Packs so many token ids; formats of the usual lengths are kept."""
-        packer = self._packers.get(count)
-        if packer is None:
-            packer = struct.Struct(f"<{count}I").pack
-            if len(self._packers) < PACKERS_MAX:
-                self._packers[count] = packer
-        return packer
 
     def _removed(self, lane: Lane | None, names: list[EngineHash]) -> None:
         """A run of removals in one lane; None if it says nothing about a prefix held here."""
@@ -351,78 +307,6 @@ class Translator:
                     self._emit(Stored, chain.lane.tier, self._holdings.store(chain.lane, *held, seq))
                     pending.append((chain.names, chained))
 
-    def _root(self, event: BlockStored, salt: str) -> bytes:
-        lora = event.lora_name or ("" if event.lora_id is None else f"#{event.lora_id}")
-        root = self._roots.get((lora, salt))
-        if root is None:
-            if len(self._roots) >= ROOTS_MAX:
-                self._roots.clear()
-            root = self._roots[lora, salt] = root_hash(self._config.model, lora, salt)
-        return root
-
-    def _read_extras(self, event: BlockStored) -> tuple[str, list[tuple[bytes, ...]] | None]:
-        """The salt, and byte fields of each block up to the first that is not understood; None if none has any."""
-        assert event.extra_keys is not None
-        match event.extra_keys[0]:
-            case [str(salt)] if salt and event.parent_block_hash is None and not event.lora_name:
-                if event.extra_keys.count(None) == len(event.extra_keys) - 1:
-                    return salt, None
-        salt = ""
-        fields: list[tuple[bytes, ...]] = []
-        for index, entry in enumerate(event.extra_keys):
-            first = index == 0 and event.parent_block_hash is None
-            extras = read_extras(entry, event.lora_name, first)
-            if extras is None:
-                self.counters.stores_with_unknown_extras += 1
-                break
-            salt = salt or extras.salt
-            fields.append(extras.fields)
-        if len(fields) == len(event.extra_keys) and not any(fields):
-            return salt, None
-        return salt, fields
-
-    # -- lanes and names
-
-    def _lane_of_store(self, event: BlockStored) -> Lane | None:
-        """Where the event belongs; it may also tell what kind of cache its group is."""
-        sort = (
-            event.medium,
-            event.group_idx,
-            event.locality,
-            event.kv_cache_spec_kind,
-            event.kv_cache_spec_sliding_window,
-        )
-        lane = self._lanes_of_stores.get(sort)
-        if lane is not None:
-            return lane
-        kind = event.kv_cache_spec_kind
-        if kind is not None or event.kv_cache_spec_sliding_window is not None:
-            self._learn_group(event.group_idx or 0, kind in PREFIX_KINDS)
-        lane = self._lane_of(event)
-        if lane is not None and len(self._lanes_of_stores) < LANES_MAX:
-            self._lanes_of_stores[sort] = lane
-        return lane
-
-    def _learn_group(self, group: int, prefix: bool) -> None:
-        if self._groups.get(group) is not prefix and 0 <= group < GROUPS_MAX:
-            self._groups[group] = prefix
-            self._lanes_of_stores.clear()
-
-    def _lane_of(self, event: BlockStored | BlockRemoved) -> Lane | None:
-        """Where the event belongs; None, counted, if it says nothing about a prefix held here."""
-        tier = TIERS_BY_MEDIUM.get(event.medium)
-        if tier is None:
-            self.counters.events_of_unknown_medium += 1
-            return None
-        if event.locality == "REMOTE":
-            self.counters.events_of_remote_blocks += 1
-            return None
-        group = event.group_idx or 0
-        if not self._groups.get(group, True) or not 0 <= group < GROUPS_MAX:
-            self.counters.events_not_prefix += 1
-            return None
-        return self._holdings.lane(tier, group)
-
     # -- operations
 
     def _emit(self, kind: type[Stored | Removed], tier: Tier, keys: list[int]) -> None:
@@ -442,29 +326,3 @@ class Translator:
         return tuple(
             [Cleared() if kind is Cleared else kind(tuple(keys), tier) for kind, tier, keys in taken]  # type: ignore[call-arg]
         )
-
-
-def chain_keys(
-    parent: bytes,
-    token_bytes: bytes,
-    block_bytes: int,
-    count: int,
-    extra_fields: Sequence[tuple[bytes, ...]] | None = None,
-) -> tuple[int, ...]:
-    """Keys of ``count`` blocks, one under the other, the first under ``parent`` (root or key)."""
-    keys = []
-    if extra_fields is None:
-        begin = _EMPTY_SHA256.copy
-        for start in range(0, count * block_bytes, block_bytes):
-            sha256 = begin()
-            sha256.update(parent + token_bytes[start : start + block_bytes])
-            parent = sha256.digest()[:KEY_BYTES]
-            keys.append(parent)
-    else:
-        for index in range(count):
-            start = index * block_bytes
-            parent = child_key(parent, token_bytes[start : start + block_bytes], extra_fields[index])
-            keys.append(parent)
-    if count < len(_UNPACKERS):
-        return _UNPACKERS[count](b"".join(keys))
-    return struct.unpack(f">{count}Q", b"".join(keys))
