@@ -29,10 +29,12 @@ _AWAY = (
     asyncpg.TransactionRollbackError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.LockNotAvailableError,
+    asyncpg.PostgresSystemError,
+    asyncpg.ReadOnlySQLTransactionError,
     ConnectionError,
     TimeoutError,
 )
-"""Faults that trying again may cure: deadlocks and cancelled statements among them."""
+"""Faults that trying again may cure: deadlocks, cancelled statements and a standby not yet promoted among them."""
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
