@@ -94,7 +94,9 @@ class Legs:
         tenant.service.granted(now_ns)
         self._hold(tenant, held, worker, uncached_tokens, now_ns)
         worker.note_served(tenant, self.config.sticky_tenants_max)
-        self.presence.presume(ticket.ticket_id, ticket.worker_id, request.block_keys, now_ns)
+        # What the map holds there already needs no presumption.
+        unheld_keys = request.block_keys[held.map_cached_blocks :]
+        self.presence.presume(ticket.ticket_id, ticket.worker_id, unheld_keys, now_ns)
         self.placement.map_version += 1
         self.placement.presumed(tenant, queued, worker)
         self.move(tenant, v_after, now_ns)

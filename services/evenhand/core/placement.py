@@ -311,28 +311,51 @@ class Placement:
 
     def _in_full(self, tenant: Tenant, worker: Worker, load: float) -> Choice | None:
         """The tenant's best fitting pair at a worker, head by head: one not declined if there is any."""
+        worker_id, size, decline_tokens = (
+            worker.spec.worker_id,
+            worker.spec.block_size_tokens,
+            self._config.cold_decline_tokens,
+        )
+        blocks_max, capacity_tokens = self._blocks_allowed(tenant, worker), worker.capacity_tokens
         free: Choice | None = None
         declined: Choice | None = None
         for queued in self._heads(tenant):
-            tokens = queued.cached.get(worker.spec.worker_id, 0)
-            if not self.fits(tenant, queued, worker, tokens):
+            tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
+            score = tokens / prompt_tokens - load
+            if free is not None and score <= free.score:
                 continue
-            score = tokens / queued.prompt_tokens - load
-            if self.warmer_without_room(tenant, queued, worker, tokens, self._config.cold_decline_tokens):
-                if declined is None or score > declined.score:
-                    declined = Choice(tenant, queued, worker, tokens, score)
-                    declined.declined = True
-            elif free is None or score > free.score:
+            blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
+            if blocks > blocks_max or queued.tokens_total > capacity_tokens:
+                continue
+            if queued.excluded and self._is_excluded(queued, worker):
+                continue
+            is_declined = queued.cached_best - tokens >= decline_tokens and self.warmer_without_room(
+                tenant, queued, worker, tokens, decline_tokens
+            )
+            if not is_declined:
                 free = Choice(tenant, queued, worker, tokens, score)
+            elif declined is None or score > declined.score:
+                declined = Choice(tenant, queued, worker, tokens, score)
+                declined.declined = True
         return free or declined
+
+    def _blocks_allowed(self, tenant: Tenant, worker: Worker) -> int:
+        """KV blocks a tenant may take at a worker with a free slot; 0: only headroom is left, and not for it."""
+        slots, kv_blocks, divisor = worker.spec.slots, worker.spec.kv_blocks, self._config.headroom_divisor
+        free_blocks = kv_blocks - worker.kv_reserved_blocks
+        if self._outstanding.below_share(tenant):
+            return free_blocks
+        if worker.slots_used >= slots - slots // divisor:
+            return 0
+        return free_blocks - kv_blocks // divisor
 
     # What fits
 
     def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         """Room for this very request at a worker that has room: KV, headroom, exclusion."""
-        return self._fits_but_headroom(queued, worker, cached_tokens) and self._headroom_allows(
-            tenant, queued, worker, cached_tokens
-        )
+        if not self._fits_but_headroom(queued, worker, cached_tokens):
+            return False
+        return self.kv_blocks(queued, worker, cached_tokens) <= self._blocks_allowed(tenant, worker)
 
     def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
         """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
@@ -345,16 +368,6 @@ class Placement:
         if worker.kv_reserved_blocks + blocks > worker.spec.kv_blocks:
             return False
         return not (queued.excluded and self._is_excluded(queued, worker))
-
-    def _headroom_allows(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
-        divisor = self._config.headroom_divisor
-        slots, kv_blocks = worker.spec.slots, worker.spec.kv_blocks
-        blocks = self.kv_blocks(queued, worker, cached_tokens)
-        in_headroom = (
-            worker.slots_used >= slots - slots // divisor
-            or worker.kv_reserved_blocks + blocks > kv_blocks - kv_blocks // divisor
-        )
-        return not in_headroom or self._outstanding.below_share(tenant)
 
     def _is_excluded(self, queued: Queued, worker: Worker) -> bool:
         """Excluded by name, while another worker could take it some day."""

@@ -288,7 +288,9 @@ class PoolScheduler:
     def _adopt(self, adopted: TicketAdopted, now_ns: int, effects: list[Effect]) -> None:
         ticket = adopted.ticket
         held = self._legs.book.get(ticket.ticket_id)
-        if held is None:
+        if held is not None:
+            held.expires_at_ns = now_ns + self.config.ticket_ttl_ms * NS_PER_MS
+        else:
             outcome = self._legs.book.outcome(ticket.ticket_id)
             tenant = self._outstanding.tenants.get(ticket.tenant_id)
             if outcome is not None or tenant is None or ticket.request_id in tenant.granted:

@@ -150,6 +150,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """A request ends without a grant. With REQUEST_ID_REUSED it is this Submit alone: the open request goes on."""
+
     tenant_id: TenantId
     request_id: RequestId
     refusal: Refusal
