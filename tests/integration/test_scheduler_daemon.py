@@ -25,9 +25,12 @@ from tests.fixtures.scheduler_daemon import (
     stored,
 )
 
+from evenhand.core.ids import TenantId
 from evenhand.core.kv import EpochFloor, SnapshotRequested, WorkerLeft
 from evenhand.core.scheduler import PoolScheduler
+from evenhand.core.steps import Effect, Input, Submit
 from evenhand.ports import CONTROL_TOPIC, KV_TOPIC
+from evenhand.scheduler import live_map
 from evenhand.scheduler.daemon import SERVICE, SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.kv_codec import decode_control_message
@@ -452,6 +455,53 @@ async def test_a_worker_that_falls_silent_alone_is_lost_and_taken_back(world: Wo
         await eventually(lambda: state(daemon, "w1") == "ready")
 
 
+async def test_a_changing_fleet_leaves_nothing_behind(
+    world: World, daemon: SchedulerDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_map, "FORGOTTEN_AFTER_S", 0.2)
+    monkeypatch.setattr(live_map, "FORGET_INTERVAL_S", 0.05)
+    for number in range(20):
+        worker = f"pod-{number}"
+        world.say(announced(worker))
+        world.say(stored(worker, range(number * 100, number * 100 + 100)))
+    await eventually(lambda: daemon.live_map.cache_map.copy_count == 2_000)
+    async with asyncio.timeout(WAIT_S):
+        while daemon.live_map.cache_map.copy_count:
+            world.say(load("w1"))
+            world.say(load("w2"))
+            await asyncio.sleep(0.02)
+    assert set(daemon.live_map.workers) == {"w1", "w2"}
+    assert (
+        set(daemon.live_map.loads)
+        == set(daemon.live_map._announced)
+        == set(daemon.live_map._signs)
+        == {"w1", "w2"}
+    )
+    assert daemon.live_map.cache_map.slots.width <= 32
+    world.say(announced("pod-3", seq=1))  # it was only away: it is asked for all it holds
+    await eventually(lambda: any(getattr(wish, "worker_id", "") == "pod-3" for wish in wishes(world)))
+
+
+async def test_churn_of_tenants_and_requests_leaves_nothing_behind(
+    world: World, daemon: SchedulerDaemon, client: Client
+) -> None:
+    for generation in range(3):
+        names = [f"t{generation}-{number}" for number in range(20)]
+        world.add_tenants(*names)
+        await eventually(lambda names=names: names[-1] in daemon.watch.tenants)  # type: ignore[misc]
+        for name in names:
+            granted = await client.acquire("r", tenant=name)
+            await client.settle(granted.ticket, USED)
+        for name in names:
+            world.directory.remove_tenant(TenantId(name))
+        await eventually(lambda names=names: names[0] not in daemon.watch.tenants)  # type: ignore[misc]
+    await client.acquire("last")
+    assert set(daemon.watch.tenants) == {"a", "b"}
+    assert len(daemon._servicer._calls._salts) == 1
+    assert len(daemon.status()["pool"]["tenants"]) == 2  # type: ignore[index]
+    assert len(daemon.actor.open) == len(daemon.actor.by_token) == 1
+
+
 async def test_a_tenants_change_counts_within_a_second(
     world: World, daemon: SchedulerDaemon, client: Client
 ) -> None:
@@ -519,11 +569,15 @@ async def test_bytes_that_are_no_message_do_no_harm(daemon: SchedulerDaemon, cli
 async def test_a_fault_of_ours_is_told_recorded_and_survived(
     daemon: SchedulerDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("a bug")
+    whole = PoolScheduler.step
+
+    def broken(scheduler: PoolScheduler, step_input: Input, now_ns: int) -> tuple[Effect, ...]:
+        if isinstance(step_input, Submit):
+            raise RuntimeError("a bug")
+        return whole(scheduler, step_input, now_ns)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PoolScheduler, "_submit", broken)
+        patched.setattr(PoolScheduler, "step", broken)
         error = await error_of(client.acquire("r1"))
         assert (error.reason, error.code) == ("INTERNAL_FAULT", Code.INTERNAL)
         assert "a bug" not in error.sentence

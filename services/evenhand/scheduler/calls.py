@@ -44,12 +44,10 @@ Answer = Callable[[Waiter, pb.AcquireResponse | WireError], None]
 
 @dataclass(frozen=True, slots=True)
 class _Salt:
-    """A tenant's domain and salt, as of one directory revision."""
+    """A tenant's cache domain and its salt."""
 
     domain: str
     salt: str
-    revision: int
-    generation: int
 
 
 class Calls:
@@ -72,6 +70,8 @@ class Calls:
         self._signer = signer
         self._pool_id = pool_id
         self._salts: dict[TenantId, _Salt] = {}
+        self._salts_as_of: tuple[int, PoolSpec | None] = (-1, None)
+        """Directory revision and pool that the salts above were made for."""
         self._decision_ids = DecisionIds()
         self.ticket_ttl_ms = ticket_ttl_ms
 
@@ -196,17 +196,19 @@ class Calls:
         return pool
 
     def _salt(self, pool: PoolSpec, tenant_id: TenantId) -> _Salt:
+        as_of = (self._watch.revision, pool)
+        if as_of != self._salts_as_of:
+            self._salts.clear()
+            self._salts_as_of = as_of
         known = self._salts.get(tenant_id)
-        revision = self._watch.revision
-        if known is not None and known.revision == revision and known.generation == pool.salt_generation:
+        if known is not None:
             return known
         tenant = self._watch.tenants.get(tenant_id)
         if tenant is None:
-            self._salts.pop(tenant_id, None)
             sentence = f"Tenant {tenant_id} is not known in pool {pool.pool_id}."
             raise CallRefused(wire_error(RefusalReason.UNKNOWN_TENANT.value, sentence))
         domain = cache_domain(tenant)
-        salt = _Salt(domain, self._secret.salt(pool, domain), revision, pool.salt_generation)
+        salt = _Salt(domain, self._secret.salt(pool, domain))
         self._salts[tenant_id] = salt
         return salt
 

@@ -56,6 +56,9 @@ CAUGHT_UP_AGE_MS = 1_000
 SILENCE_S_MAX = 60.0
 """Longest silence of the whole log that is taken for the broker's."""
 SILENCE_WORKERS_MIN = 2
+FORGOTTEN_AFTER_S = 600.0
+"""A worker that gave no sign for so long, while others did, is forgotten with its map, though it never left."""
+FORGET_INTERVAL_S = 10.0
 WORKERS_REFUSED_MAX = 1_024
 """Refused workers whose reason is remembered."""
 
@@ -82,6 +85,9 @@ class LiveMap:
         self._stale_after_ns = config.worker_stale_after_ms * 1_000_000
         self._heard_last_ns = time.monotonic_ns()
         self._vouched_last_ns = 0
+        self._signs: dict[WorkerId, int] = {}
+        """When a worker last gave a sign of life, monotonic; for those in ``_announced``."""
+        self._forgot_last_ns = 0
         self._lost_after_ns = config.worker_lost_after_ms * 1_000_000
         self._tell = tell
         self._wish = wish
@@ -112,6 +118,7 @@ class LiveMap:
                 continue
             self.cache_map.restore(worker.worker_id, worker.position, worker.held)
             self._announced[worker.worker_id] = replace(announced, epoch=worker.position.epoch)
+            self._signs[worker.worker_id] = time.monotonic_ns()
             await asyncio.sleep(0)
         self._positions = dict(stored.positions)
 
@@ -168,6 +175,7 @@ class LiveMap:
         self._tell_touched()
         for partition, record in last.items():
             self._positions[partition] = LogPosition(record.offset + 1, record.digest())
+        self._forget_the_silent()
         if not self.caught_up.is_set():
             self._look_whether_caught_up(records)
 
@@ -278,6 +286,7 @@ class LiveMap:
     def _enter(self, announced: WorkerAnnounced) -> None:
         """Note a living worker; told to the scheduler if anything about it differs."""
         self._announced[announced.worker_id] = announced
+        self._signs[announced.worker_id] = time.monotonic_ns()
         spec = WorkerSpec(
             worker_id=announced.worker_id,
             pool_id=announced.pool_id,
@@ -323,12 +332,23 @@ class LiveMap:
             complete = position is not None and position.complete
             self._tell(WorkerHeard(worker_id, self.loads[worker_id], complete))
 
+    def _forget_the_silent(self) -> None:
+        """Forget workers that have gone without a word, so that a changing fleet does not fill the memory."""
+        if self._heard_last_ns - self._forgot_last_ns < FORGET_INTERVAL_S * 1e9:
+            return
+        self._forgot_last_ns = self._heard_last_ns
+        for worker_id, sign_ns in tuple(self._signs.items()):
+            if self._heard_last_ns - sign_ns > FORGOTTEN_AFTER_S * 1e9:
+                log.info("worker_forgotten", worker=worker_id)
+                self._forget(worker_id, f"Worker {worker_id} gave no sign for {FORGOTTEN_AFTER_S:.0f} s.")
+
     def _forget(self, worker_id: WorkerId, sentence: str) -> None:
         self.cache_map.forget(worker_id)
         self._drop(worker_id, sentence)
 
     def _drop(self, worker_id: WorkerId, sentence: str) -> None:
         self._announced.pop(worker_id, None)
+        self._signs.pop(worker_id, None)
         self.loads.pop(worker_id, None)
         if self.workers.pop(worker_id, None) is not None:
             self._tell(WorkerGone(worker_id, sentence))
