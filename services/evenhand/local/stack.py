@@ -17,7 +17,6 @@ ignores retention, so it is also restarted on purpose once it has grown past a b
 """
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 import aiohttp
 
@@ -38,6 +38,7 @@ from evenhand.logs import get_logger
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.migrate import migrate
 from evenhand.postgres.seed import GeneratedKey, SeedFile, seed_directory
+from evenhand.scheduler.config import is_loopback, split_address
 
 log = get_logger("stack")
 
@@ -152,8 +153,12 @@ class Stack:
     # Within
 
     async def _start(self) -> None:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        os.chmod(self.config.data_dir, 0o755)  # noqa: S103 - the database's own account passes through it
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(
+                f"The data directory {self.config.data_dir} cannot be used: {error.strerror}."
+            ) from error
         self._http = await self._exit.enter_async_context(aiohttp.ClientSession())
         await self._exit.enter_async_context(self.broker)
         await self._exit.enter_async_context(self.database)
@@ -194,7 +199,7 @@ class Stack:
         common = (
             "--kafka", self.broker.bootstrap, "--kafka-profile", "embedded", "--metrics-port", str(port),
         )  # fmt: skip
-        process = ManagedProcess(name, evenhand(*arguments, *common), self.logs / f"{name}.log")
+        process = ManagedProcess(name, evenhand(*arguments, *common), self.logs / f"{quote(name, safe='')}.log")
         return Service(process, http_ready(self._http, f"http://{HOST}:{port}{path}"))
 
     def _state(self) -> Service:
@@ -213,7 +218,7 @@ class Stack:
         return self._service("scheduler", "/healthz", free_port(), *arguments)
 
     def _edge(self, worker: StackWorker) -> Service:
-        checkpoint = self.config.data_dir / "edges" / f"{worker.name.replace('/', '_')}.checkpoint"
+        checkpoint = self.config.data_dir / "edges" / f"{quote(worker.name, safe='')}.checkpoint"
         checkpoint.parent.mkdir(exist_ok=True)
         arguments: tuple[str, ...] = (
             "worker-edge", "--worker-id", worker.name, "--pool", self.config.pool, "--address", worker.address,
@@ -260,16 +265,18 @@ async def _keep_alive(name: str, runs: Callable[[], bool], start: Callable[[], A
 
 
 def require_free(listen: str) -> None:
-    """Raise ``InvalidConfig`` with one sentence if the address cannot be listened on."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InvalidConfig(f"The address to listen on must be HOST:PORT, not {listen!r}.")
-    with socket.socket() as probe:
+    """Raise ``InvalidConfig`` with one sentence if a stack cannot listen on the address."""
+    host, port = split_address(listen, "The address to listen on")
+    if not is_loopback(host):
+        raise InvalidConfig(
+            f"This command has no TLS and listens on loopback only, not on {listen}; the command scheduler has it."
+        )
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, int(port)))
-        except (OSError, OverflowError) as error:
-            raise InvalidConfig(f"The scheduler cannot listen on {listen}: {error}.") from error
+            probe.bind((host, port))
+        except OSError as error:
+            raise InvalidConfig(f"The scheduler cannot listen on {listen}: {error.strerror}.") from error
 
 
 def keys_by_principal(keys: Sequence[GeneratedKey]) -> dict[str, str]:

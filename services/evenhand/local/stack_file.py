@@ -24,10 +24,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evenhand.core.errors import InvalidConfig
+from evenhand.core.ids import PoolId, WorkerId
 from evenhand.postgres.seed import SeedApiKey, SeedFile, SeedTenant
+from evenhand.worker.config import EdgeConfig
 
 WORKERS_MAX = 1_024
-ZMQ_ENDPOINT = r"^(tcp://[^/\s]+:\d+|ipc://.+)?$"
 
 
 class _Strict(BaseModel):
@@ -38,8 +39,8 @@ class StackWorker(_Strict):
     """One engine."""
 
     address: Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d+$", description="http://HOST:PORT of the engine")]
-    kv_events: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
-    replay: Annotated[str, Field(pattern=ZMQ_ENDPOINT)] = ""
+    kv_events: str = ""
+    replay: str = ""
     worker_id: Annotated[str, Field(max_length=200)] = ""
     slots: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Sequences the engine runs at once, its ``--max-num-seqs``."""
@@ -53,6 +54,22 @@ class StackWorker(_Strict):
     def _replay_needs_events(self) -> Self:
         if self.replay and not self.kv_events:
             raise ValueError(f"worker {self.name} has a replay endpoint but no kv_events endpoint")
+        return self
+
+    @model_validator(mode="after")
+    def _its_edge_takes_it(self) -> Self:
+        try:
+            EdgeConfig(
+                worker_id=WorkerId(self.name),
+                pool_id=PoolId("any"),
+                address=self.address,
+                kv_events=self.kv_events,
+                replay=self.replay,
+                sends_events=bool(self.kv_events),
+                slots=self.slots,
+            )
+        except InvalidConfig as error:
+            raise ValueError(str(error).removesuffix(".")) from error
         return self
 
 
@@ -87,7 +104,7 @@ def parse_stack(data: object, source: str) -> StackFile:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise InvalidConfig(f"{source}: {place}: {first['msg']}.") from error
+        raise InvalidConfig(f"{source}: {place}: {first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def load_stack(path: Path) -> StackFile:

@@ -8,28 +8,33 @@
 
 Each ``--kv-events``, ``--replay`` and ``--slots`` belongs to the ``--worker`` before it. What is kept lies in
 ``--data-dir``; each tenant's API key is made at the first start and kept there in ``api_keys.json``, readable by
-its owner alone.
+its owner alone. An engine that does not answer yet is no fault: its edge keeps asking, and the worker joins when
+it answers; what becomes of each worker is told as it changes.
 """
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from evenhand.core.errors import InvalidConfig
+from evenhand.core.errors import InvalidConfig, Unavailable
 from evenhand.local.stack import Stack, StackConfig, keys_by_principal, require_free
-from evenhand.local.stack_file import StackFile, load_stack, parse_stack
+from evenhand.local.stack_file import StackFile, StackWorker, load_stack, parse_stack
 from evenhand.logs import configure_logs
 
 DATA_DIR_DEFAULT = Path("~/.local/share/evenhand")
 LISTEN_DEFAULT = "127.0.0.1:7077"
+REPORT_SECONDS = 0.5
+PATIENCE_REPORTS = 6
+"""A worker that has not joined after so many looks is said not to answer."""
 
 
 class _AppendWorker(argparse.Action):
@@ -92,17 +97,55 @@ def remember_keys(data_dir: Path, fresh: dict[str, str]) -> dict[str, str]:
 
 def show_addresses(console: Console, stack: Stack, keys: dict[str, str]) -> None:
     """Everything a user needs to connect."""
-    console.print(f"scheduler   {stack.scheduler_address}   pool {stack.config.pool}")
-    console.print(f"status      http://127.0.0.1:{stack.metrics_ports['scheduler']}/status")
-    console.print(f"kafka       {stack.broker.bootstrap}   (embedded, in memory)")
-    console.print(f"postgres    {stack.database.dsn}", soft_wrap=True)
-    console.print(f"logs        {stack.logs}")
+    say = _sayer(console)
+    say(f"scheduler   {stack.scheduler_address}   pool {stack.config.pool}")
+    say(f"status      http://127.0.0.1:{stack.metrics_ports['scheduler']}/status")
+    say(f"kafka       {stack.broker.bootstrap}   (embedded, in memory)")
+    say(f"postgres    {stack.database.dsn}")
+    say(f"logs        {stack.logs}")
     for tenant, key in keys.items():
-        console.print(
-            f"tenant      {tenant}   EVENHAND_ADDRESS={stack.scheduler_address} EVENHAND_API_KEY={key}",
-            soft_wrap=True,
-        )
-    console.print("Ctrl-C stops everything.")
+        say(f"tenant      {tenant}   EVENHAND_ADDRESS={stack.scheduler_address} EVENHAND_API_KEY={key}")
+    say("Ctrl-C stops everything.")
+
+
+def _sayer(console: Console) -> Callable[[str], None]:
+    """Prints lines as they are: addresses are not to be wrapped, coloured or taken for markup."""
+    return functools.partial(console.print, soft_wrap=True, markup=False, highlight=False)
+
+
+async def report_workers(console: Console, stack: Stack) -> None:
+    """Say of each worker what becomes of it, whenever that changes."""
+    say, told, looks = _sayer(console), dict.fromkeys((worker.name for worker in stack.config.workers), ""), 0
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        try:
+            page = await stack.status()
+        except Unavailable:
+            continue
+        looks += 1
+        for worker in stack.config.workers:
+            words = worker_words(page, worker)
+            if words == told[worker.name] or (words.startswith("does not") and looks < PATIENCE_REPORTS):
+                continue
+            told[worker.name] = words
+            if words:
+                say(f"worker      {worker.name}   {words}")
+
+
+def worker_words(page: Mapping[str, Any], worker: StackWorker) -> str:
+    """What the scheduler's status page says of a worker; empty for what passes by itself."""
+    if refusal := page["workers_refused"].get(worker.name):
+        return f"is refused: {refusal}"
+    if page["pool"] is None:
+        return ""
+    states = {row["worker_id"]: row["state"] for row in page["pool"]["workers"]}
+    match states.get(worker.name):
+        case "ready":
+            return f"takes requests at {worker.address}"
+        case "stale" | None:
+            return f"does not answer at {worker.address}; its edge keeps asking"
+        case _:
+            return ""
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -133,7 +176,7 @@ async def run(arguments: argparse.Namespace) -> int:
 async def _serve(config: StackConfig, console: Console) -> None:
     async with Stack(config) as stack:
         show_addresses(console, stack, remember_keys(config.data_dir, keys_by_principal(stack.generated_keys)))
-        await asyncio.Event().wait()
+        await report_workers(console, stack)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -34,6 +34,8 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("workers: [{address: 'gpu:8000'}]", "workers.0.address"),
         ("workers: [{address: 'http://a:1', port: 3}]", "workers.0.port"),
         ("workers: [{address: 'http://a:1', replay: 'tcp://a:2'}]", "no kv_events"),
+        ("workers: [{address: 'http://a:1', kv_events: 'tcp://*:2'}]", "kv_events endpoint 'tcp://*:2'"),
+        ("workers: [{address: 'http://a:1', kv_events: 'tcp://a:99999'}]", "kv_events endpoint 'tcp://a:99999'"),
         ("workers: [{address: 'http://a:1'}, {address: 'http://a:1'}]", "named twice"),
         ("workers: [{address: 'http://a:1'}]\ntenants: [{tenant_id: t, weight: -1}]", "tenants.0.weight"),
         ("- a\n- b", "the document"),
