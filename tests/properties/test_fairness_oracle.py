@@ -10,6 +10,7 @@ from tests.properties.fairness_oracle import Broken
 
 from evenhand.core.facts import CostWeights, LegOutcome
 from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fitting import Fitting
 from evenhand.core.legs import Legs
 from evenhand.core.placement import Placement
 from evenhand.core.tenant import Tenant
@@ -76,8 +77,8 @@ def cached_is_free(patch: Patch) -> None:
     """Cached tokens cost nothing: whoever is all cached takes every turn."""
     init = Legs.__init__
 
-    def init_free(self: Legs, config: Any, *rest: Any) -> None:
-        init(self, replace(config, cost=CostWeights(cached=0.0)), *rest)
+    def init_free(self: Legs, **parts: Any) -> None:
+        init(self, **(parts | {"config": replace(parts["config"], cost=CostWeights(cached=0.0))}))
 
     patch.setattr(Legs, "__init__", init_free)
 
@@ -97,11 +98,11 @@ def limited_tenant_stays_in_a(patch: Patch) -> None:
     def may_run(self: Tenant) -> bool:
         return bool(self.queue)
 
-    def fits(self: Placement, tenant: Tenant, queued: Any, worker: Worker, cached_tokens: int) -> bool:
+    blocks_allowed = Fitting.blocks_allowed
+
+    def blocks_inside_limit(self: Fitting, tenant: Tenant, worker: Worker) -> int:
         limit = tenant.spec.concurrency_max
-        return (limit == 0 or len(tenant.granted) < limit) and self._fits_but_headroom(
-            queued, worker, cached_tokens
-        )
+        return blocks_allowed(self, tenant, worker) if limit == 0 or len(tenant.granted) < limit else 0
 
     know = Placement._know
 
@@ -111,7 +112,7 @@ def limited_tenant_stays_in_a(patch: Patch) -> None:
         return best
 
     patch.setattr(Tenant, "may_run", property(may_run))
-    patch.setattr(Placement, "fits", fits)
+    patch.setattr(Fitting, "blocks_allowed", blocks_inside_limit)
     patch.setattr(Placement, "_know", know_nothing_plain)
 
 

@@ -33,7 +33,7 @@ class Explainer:
     def decision(self, choice: Choice, v_after: float, window: float, now_ns: int) -> Decision:
         """What was considered. Called before the choice is reserved, so that loads are as they were weighed."""
         queued, request = choice.queued, choice.queued.request
-        warmer_full = queued.cached_best > choice.cached_tokens and self._placement.warmer_without_room(
+        warmer_full = queued.cached_best > choice.cached_tokens and self._placement.fitting.warmer_without_room(
             choice.tenant, queued, choice.worker, choice.cached_tokens, 1
         )
         return Decision(

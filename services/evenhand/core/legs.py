@@ -84,7 +84,7 @@ class Legs:
             output_tokens_max=request.output_tokens_max,
             granted_at_ns=now_ns,
         )
-        kv_blocks = self.placement.kv_blocks(queued, worker, cached_tokens)
+        kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
         held.decision = decision
         self._note_map(held, worker)
@@ -187,7 +187,7 @@ class Legs:
 
     def attach(self, held: OpenTicket, worker: Worker) -> None:
         """Work out what a ticket of an earlier term takes at its worker."""
-        held.kv_blocks = self.placement.kv_blocks(held.queued, worker, held.ticket.predicted_cached_tokens)
+        held.kv_blocks = self.placement.fitting.kv_blocks(held.queued, worker, held.ticket.predicted_cached_tokens)
 
     def worker_attached(self, worker: Worker, now_ns: int) -> tuple[OpenTicket, ...]:
         """A worker joined: reserve for its tickets of earlier terms; return those of an epoch that is over."""

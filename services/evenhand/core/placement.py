@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from evenhand.core.estimator import NS_PER_MS, CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fitting import Fitting
 from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.presence import Presence
@@ -85,6 +86,7 @@ class Placement:
         self._rooms = rooms
         self._outstanding = outstanding
         self._cost_rate = cost_rate
+        self.fitting = Fitting(fair, outstanding, config.headroom_divisor)
         self._refresh_ns = config.matches_refresh_ms * NS_PER_MS
         self.map_version = 0
         """Grows whenever presence may answer differently."""
@@ -316,7 +318,7 @@ class Placement:
             worker.spec.block_size_tokens,
             self._config.cold_decline_tokens,
         )
-        blocks_max, capacity_tokens = self._blocks_allowed(tenant, worker), worker.capacity_tokens
+        blocks_max, capacity_tokens = self.fitting.blocks_allowed(tenant, worker), worker.capacity_tokens
         free: Choice | None = None
         declined: Choice | None = None
         for queued in self._heads(tenant):
@@ -327,9 +329,9 @@ class Placement:
             blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
             if blocks > blocks_max or queued.tokens_total > capacity_tokens:
                 continue
-            if queued.excluded and self._is_excluded(queued, worker):
+            if queued.excluded and self.fitting.is_excluded(queued, worker):
                 continue
-            is_declined = queued.cached_best - tokens >= decline_tokens and self.warmer_without_room(
+            is_declined = queued.cached_best - tokens >= decline_tokens and self.fitting.warmer_without_room(
                 tenant, queued, worker, tokens, decline_tokens
             )
             if not is_declined:
@@ -338,65 +340,6 @@ class Placement:
                 declined = Choice(tenant, queued, worker, tokens, score)
                 declined.declined = True
         return free or declined
-
-    def _blocks_allowed(self, tenant: Tenant, worker: Worker) -> int:
-        """KV blocks a tenant may take at a worker with a free slot; 0: only headroom is left, and not for it."""
-        slots, kv_blocks, divisor = worker.spec.slots, worker.spec.kv_blocks, self._config.headroom_divisor
-        free_blocks = kv_blocks - worker.kv_reserved_blocks
-        if self._outstanding.below_share(tenant):
-            return free_blocks
-        if worker.slots_used >= slots - slots // divisor:
-            return 0
-        return free_blocks - kv_blocks // divisor
-
-    # What fits
-
-    def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
-        """Room for this very request at a worker that has room: KV, headroom, exclusion."""
-        if not self._fits_but_headroom(queued, worker, cached_tokens):
-            return False
-        return self.kv_blocks(queued, worker, cached_tokens) <= self._blocks_allowed(tenant, worker)
-
-    def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
-        """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
-        return worker.blocks_for(queued.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
-
-    def _fits_but_headroom(self, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
-        if queued.tokens_total > worker.capacity_tokens:
-            return False
-        blocks = self.kv_blocks(queued, worker, cached_tokens)
-        if worker.kv_reserved_blocks + blocks > worker.spec.kv_blocks:
-            return False
-        return not (queued.excluded and self._is_excluded(queued, worker))
-
-    def _is_excluded(self, queued: Queued, worker: Worker) -> bool:
-        """Excluded by name, while another worker could take it some day."""
-        if worker.spec.worker_id not in queued.excluded:
-            return False
-        return any(
-            other.spec.worker_id not in queued.excluded
-            and not other.stale
-            and queued.tokens_total <= other.capacity_tokens
-            for other in self._fair.members.values()
-        )
-
-    def warmer_without_room(
-        self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int, tokens_min: int
-    ) -> bool:
-        """A worker that may run this, but has no room for it now, holds at least so many more of its tokens."""
-        if queued.cached_best - cached_tokens < tokens_min:
-            return False
-        for worker_id, tokens in queued.cached.items():
-            if tokens - cached_tokens < tokens_min:
-                continue
-            other = self._fair.members.get(worker_id)
-            if other is None or other is worker or other.stale or queued.tokens_total > other.capacity_tokens:
-                continue
-            if queued.excluded and self._is_excluded(queued, other):
-                continue
-            if other.closed is not None or not self.fits(tenant, queued, other, tokens):
-                return True
-        return False
 
     # Look-ups
 
@@ -441,41 +384,18 @@ class Placement:
             if head.blocks_min > worker.spec.kv_blocks - worker.kv_reserved_blocks:
                 continue
             for queued in self._heads(tenant):
-                if self._fits_but_headroom(queued, worker, queued.cached.get(worker.spec.worker_id, 0)):
+                if self.fitting.fits_but_headroom(queued, worker, queued.cached.get(worker.spec.worker_id, 0)):
                     self.kept = None
                     return
         first = self._heads(tenant)[0]
-        if self.kept is not None and self.kept[0] is tenant and self._may_keep(first, self.kept[1]):
+        if self.kept is not None and self.kept[0] is tenant and self.fitting.could_take(first, self.kept[1]):
             return
         self.kept = None
         soonest: tuple[int, WorkerId] | None = None
         for worker in self._fair.members.values():
-            if not self._may_keep(first, worker):
+            if not self.fitting.could_take(first, worker):
                 continue
-            free = (self._predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
+            free = (self.fitting.predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
             if soonest is None or free < soonest:
                 soonest = free
                 self.kept = (tenant, worker)
-
-    def _may_keep(self, queued: Queued, worker: Worker) -> bool:
-        return (
-            worker.is_member
-            and not worker.stale
-            and queued.tokens_total <= worker.capacity_tokens
-            and not (queued.excluded and self._is_excluded(queued, worker))
-        )
-
-    def _predicted_free_ns(self, queued: Queued, worker: Worker, now_ns: int) -> int:
-        """When enough of a worker's tickets have ended, as predicted, for this request."""
-        blocks = self.kv_blocks(queued, worker, queued.cached.get(worker.spec.worker_id, 0))
-        blocks_free = worker.spec.kv_blocks - worker.kv_reserved_blocks
-        slots_free = worker.spec.slots - worker.slots_used
-        free_ns = now_ns
-        ends = sorted((worker.predicted_end_ns(ticket), ticket.kv_blocks) for ticket in worker.tickets.values())
-        for end_ns, kv_blocks in ends:
-            if blocks_free >= blocks and slots_free >= 1:
-                break
-            blocks_free += kv_blocks
-            slots_free += 1
-            free_ns = max(now_ns, end_ns)
-        return free_ns

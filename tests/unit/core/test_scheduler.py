@@ -91,4 +91,4 @@ def test_a_changed_weight_counts_from_the_next_leg_on(world: World) -> None:
 def test_deadlines_of_requests_long_granted_are_swept_out(world: World) -> None:
     for _ in range(5_000):
         world.settle(ticket(world.submit("a", deadline_ns=10**15)))
-    assert len(world.scheduler._deadlines) <= 1_030
+    assert len(world.scheduler._requests._deadlines) <= 1_030

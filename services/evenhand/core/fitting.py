@@ -1,0 +1,104 @@
+"""What fits where: room for one request at one worker.
+
+Room is slots, KV blocks and prefill; whether a worker has any is judged in ``rooms``. Here it is asked for one
+request: its KV need at that worker, the headroom left to tenants below their share, and the workers that its
+client (or a lost leg) has excluded, as long as there is another.
+
+This module changes nothing.
+"""
+
+from evenhand.core.fair_queue import FairQueue
+from evenhand.core.outstanding import Outstanding
+from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.worker import Worker
+
+
+class Fitting:
+    """Answers for the workers that are members now."""
+
+    def __init__(self, fair: FairQueue, outstanding: Outstanding, headroom_divisor: int) -> None:
+        self._fair = fair
+        self._outstanding = outstanding
+        self._headroom_divisor = headroom_divisor
+
+    def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
+        """Room for this very request at a worker that has room: KV, headroom, exclusion."""
+        if not self.fits_but_headroom(queued, worker, cached_tokens):
+            return False
+        return self.kv_blocks(queued, worker, cached_tokens) <= self.blocks_allowed(tenant, worker)
+
+    def kv_blocks(self, queued: Queued, worker: Worker, cached_tokens: int) -> int:
+        """KV blocks reserved for a request at a worker: its uncached prompt and its estimated output."""
+        return worker.blocks_for(queued.prompt_tokens - cached_tokens + queued.output_tokens_estimated)
+
+    def fits_but_headroom(self, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
+        """As ``fits``, were the tenant below its share."""
+        if queued.tokens_total > worker.capacity_tokens:
+            return False
+        blocks = self.kv_blocks(queued, worker, cached_tokens)
+        if worker.kv_reserved_blocks + blocks > worker.spec.kv_blocks:
+            return False
+        return not (queued.excluded and self.is_excluded(queued, worker))
+
+    def is_excluded(self, queued: Queued, worker: Worker) -> bool:
+        """Excluded by name, while another worker could take it some day."""
+        if worker.spec.worker_id not in queued.excluded:
+            return False
+        return any(
+            other.spec.worker_id not in queued.excluded
+            and not other.stale
+            and queued.tokens_total <= other.capacity_tokens
+            for other in self._fair.members.values()
+        )
+
+    def warmer_without_room(
+        self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int, tokens_min: int
+    ) -> bool:
+        """A worker that may run this, but has no room for it now, holds at least so many more of its tokens."""
+        if queued.cached_best - cached_tokens < tokens_min:
+            return False
+        for worker_id, tokens in queued.cached.items():
+            if tokens - cached_tokens < tokens_min:
+                continue
+            other = self._fair.members.get(worker_id)
+            if other is None or other is worker or other.stale or queued.tokens_total > other.capacity_tokens:
+                continue
+            if queued.excluded and self.is_excluded(queued, other):
+                continue
+            if other.closed is not None or not self.fits(tenant, queued, other, tokens):
+                return True
+        return False
+
+    def blocks_allowed(self, tenant: Tenant, worker: Worker) -> int:
+        """KV blocks a tenant may take at a worker with a free slot; 0: only headroom is left, and not for it."""
+        slots, kv_blocks, divisor = worker.spec.slots, worker.spec.kv_blocks, self._headroom_divisor
+        free_blocks = kv_blocks - worker.kv_reserved_blocks
+        if self._outstanding.below_share(tenant):
+            return free_blocks
+        if worker.slots_used >= slots - slots // divisor:
+            return 0
+        return free_blocks - kv_blocks // divisor
+
+    def could_take(self, queued: Queued, worker: Worker) -> bool:
+        """Could the worker take it as soon as it has room enough?"""
+        return (
+            worker.is_member
+            and not worker.stale
+            and queued.tokens_total <= worker.capacity_tokens
+            and not (queued.excluded and self.is_excluded(queued, worker))
+        )
+
+    def predicted_free_ns(self, queued: Queued, worker: Worker, now_ns: int) -> int:
+        """When enough of a worker's tickets have ended, as predicted, for this request."""
+        blocks = self.kv_blocks(queued, worker, queued.cached.get(worker.spec.worker_id, 0))
+        blocks_free = worker.spec.kv_blocks - worker.kv_reserved_blocks
+        slots_free = worker.spec.slots - worker.slots_used
+        free_ns = now_ns
+        ends = sorted((worker.predicted_end_ns(ticket), ticket.kv_blocks) for ticket in worker.tickets.values())
+        for end_ns, kv_blocks in ends:
+            if blocks_free >= blocks and slots_free >= 1:
+                break
+            blocks_free += kv_blocks
+            slots_free += 1
+            free_ns = max(now_ns, end_ns)
+        return free_ns
