@@ -144,6 +144,8 @@ async def measure(
         blocks_held = sum(len(keys) for keys in load.held().values())
         mean, median = statistics.fmean(sizes), statistics.median(sizes)
         print(f"batches: mean {mean:.1f}, median {median:.0f} block operations; {workers} workers")
+        restarts = service.log.count("the log is another one")
+        print(f"times the log was taken for another one and read again: {restarts}")
         print(f"map equal to the book: {blocks_held:,} blocks, loaded in {load_seconds * 1000:.0f} ms")
     return figures
 
