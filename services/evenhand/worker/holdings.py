@@ -139,14 +139,14 @@ class Holdings:
                 return key
         return None
 
-    def store(self, lane: Lane, names: Sequence[EngineHash], keys: Sequence[int], seq: Seq) -> list[int]:
+    def store(self, lane: Lane, names: Sequence[EngineHash], keys: Sequence[int], seq: Seq) -> Sequence[int]:
         """Count one more copy of each; the keys that the tier begins to hold. Stops at a name in conflict."""
         key_of, held, silent = lane.key_of, lane.held, lane.silent
         alone = len(self._lanes) == 1
         if alone and len(names) >= BULK_BLOCKS_MIN and not silent and all_new(key_of, names, held, keys):
             key_of.update(zip(names, keys, strict=True))
             held.update(dict.fromkeys(keys, seq))
-            return list(keys)
+            return keys
         begun: list[int] = []
         for name, key in zip(names, keys, strict=False):
             known = key_of.get(name)

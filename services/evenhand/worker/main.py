@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +27,8 @@ from evenhand.worker.pages import EdgePages
 from evenhand.worker.zmq_source import ZmqSource
 
 EXIT_USAGE = 2
+CONTROL_FETCH_WAIT_MS = 200
+"""An edge reads wishes alone, and they are rare and in no hurry; each fetch that finds none costs the broker time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ async def run_edge(options: Options, stop: asyncio.Event) -> None:
     """Run one edge until ``stop``."""
     config = options.edge
     source = ZmqSource(config.kv_events, config.replay or None, config.topic) if config.kv_events else None
-    writer, reader = KafkaLogWriter(options.kafka), KafkaLogReader(options.kafka)
+    writer = KafkaLogWriter(options.kafka)
+    reader = KafkaLogReader(replace(options.kafka, fetch_wait_ms_max=CONTROL_FETCH_WAIT_MS))
     pages: EdgePages | None = None
     try:
         async with EnginePoller(config.address, config.data_parallel_rank) as poller:

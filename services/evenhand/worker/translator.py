@@ -246,7 +246,9 @@ class Translator:
         if parent is None:
             parent_bytes = self._keys.root(event, salt)
         else:
-            parent_key = self._holdings.key(parent)
+            parent_key = lane.key_of.get(parent)
+            if parent_key is None:
+                parent_key = self._holdings.key(parent)
             if parent_key is None:
                 counters.stores_waiting += 1
                 chain = Chain(lane, names, token_bytes, extra_fields)
@@ -309,20 +311,21 @@ class Translator:
 
     # -- operations
 
-    def _emit(self, kind: type[Stored | Removed], tier: Tier, keys: list[int]) -> None:
+    def _emit(self, kind: type[Stored | Removed], tier: Tier, keys: Sequence[int]) -> None:
         if not keys:
             return
         operations = self._operations
         if operations and operations[-1][0] is kind and operations[-1][1] is tier:
             operations[-1][2].extend(keys)
         else:
-            operations.append((kind, tier, keys))
+            operations.append((kind, tier, list(keys)))
 
     def _take_operations(self) -> tuple[KvOperation, ...]:
         taken = self._operations
         if not taken:
             return ()
         self._operations = []
-        return tuple(
-            [Cleared() if kind is Cleared else kind(tuple(keys), tier) for kind, tier, keys in taken]  # type: ignore[call-arg]
-        )
+        operations: list[KvOperation] = []
+        for kind, tier, keys in taken:
+            operations.append(Cleared() if kind is Cleared else kind(tuple(keys), tier))  # type: ignore[call-arg]
+        return tuple(operations)
