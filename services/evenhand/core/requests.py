@@ -180,7 +180,8 @@ class Requests:
         else:
             outcome = self._legs.book.outcome(ticket.ticket_id)
             tenant = self._legs.outstanding.tenants.get(ticket.tenant_id)
-            if outcome is not None or tenant is None or ticket.request_id in tenant.granted:
+            is_earlier = ticket.term < self._legs.term
+            if outcome is not None or not is_earlier or tenant is None or ticket.request_id in tenant.granted:
                 effects.append(TicketUnknown(ticket.ticket_id, outcome))
                 return
             if ticket.request_id in tenant.queue:

@@ -344,6 +344,15 @@ def test_a_successor_adopts_a_valid_ticket_once(world: World) -> None:
     assert TicketUnknown(granted.ticket_id, LegOutcome.SETTLED) in successor.step(TicketAdopted(granted))
 
 
+def test_a_ticket_of_this_very_term_is_never_adopted(world: World) -> None:
+    granted = ticket(world.submit("a"))
+    world.settle(granted)
+    other = World()
+    other.tenants("a")
+    assert TicketUnknown(granted.ticket_id, None) in other.step(TicketAdopted(granted))
+    assert other.v("a") == 0
+
+
 def test_an_adopted_ticket_of_a_worker_not_yet_heard_of_waits_for_it(world: World) -> None:
     granted = ticket(world.submit("a", request_id="r", prompt=100, output=50))
     successor = World(term=2)
