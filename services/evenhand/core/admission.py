@@ -77,8 +77,9 @@ def no_worker(config: SchedulerConfig) -> Refusal:
     )
 
 
-def same_prompt(known: Request, again: Request) -> bool:
-    """Is this the same request once more? A ticket taken over from an earlier term may come without its keys."""
+def same_prompt(known: Request, again: Request, knows_prefix_only: bool) -> bool:
+    """Is this the same request once more? Of a ticket of an earlier term only the first keys may be known."""
     if known.prompt_tokens != again.prompt_tokens or known.output_tokens_max != again.output_tokens_max:
         return False
-    return not known.block_keys or tuple(known.block_keys) == tuple(again.block_keys)
+    keys = again.block_keys[: len(known.block_keys)] if knows_prefix_only else again.block_keys
+    return tuple(known.block_keys) == tuple(keys)

@@ -18,6 +18,9 @@ from evenhand.core.tenant import Tenant
 WORKER_CLOCKS_MAX = 4_096
 """Worker clocks in a checkpoint: the living first, then those of an earlier term that have not joined yet."""
 
+KEYS_KEPT_MAX = 256
+"""First block keys kept of each open ticket: a checkpoint a second must not cost what a long prompt does."""
+
 
 @dataclass(frozen=True, slots=True)
 class TenantClock:
@@ -39,7 +42,7 @@ class WorkerClock:
 
 @dataclass(frozen=True, slots=True)
 class TicketHeld:
-    """An open ticket and what is booked for it; keys so that a lost leg's request keeps its affinity."""
+    """An open ticket and what is booked for it; its first keys keep a lost leg's request its affinity."""
 
     ticket: Ticket
     booked: float
@@ -74,7 +77,7 @@ def take_checkpoint(legs: Legs) -> SchedulerCheckpoint:
         ),
         workers=tuple(workers[:WORKER_CLOCKS_MAX]),
         tickets=tuple(
-            TicketHeld(held.ticket, held.booked, tuple(held.queued.request.block_keys))
+            TicketHeld(held.ticket, held.booked, tuple(held.queued.request.block_keys[:KEYS_KEPT_MAX]))
             for held in sorted(legs.book.all_open(), key=lambda held: held.queued.age)
         ),
         output_means=legs.estimator.means(),

@@ -77,7 +77,7 @@ class Requests:
         waiting = tenant.queue.get(request.request_id)
         known = held.queued if held is not None else waiting
         if known is not None:
-            if not admission.same_prompt(known.request, request):
+            if not admission.same_prompt(known.request, request, known.is_taken_over):
                 sentence = f"Request id {request.request_id} is open with another prompt or output limit."
                 self.refuse(
                     request.tenant_id, request.request_id, RefusalReason.REQUEST_ID_REUSED, sentence, effects

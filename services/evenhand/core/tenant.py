@@ -55,6 +55,11 @@ class Queued:
         self.cached_best = 0
         self.map_version = -1
 
+    @property
+    def is_taken_over(self) -> bool:
+        """Known from a ticket of an earlier term: its age is below any of this one."""
+        return self.age < 0
+
 
 class BestHead:
     """A tenant's head with the largest cached share at one worker, regardless of room; and the smallest need."""

@@ -102,3 +102,17 @@ def test_ticket_ids_never_repeat_across_terms() -> None:
     heir.workers("w3")
     fresh = ticket(heir.submit("a"))
     assert fresh.ticket_id not in {t.ticket_id for t in tickets(world.effects)}
+
+
+def test_of_a_long_prompt_only_the_first_keys_are_kept_and_its_client_is_still_known() -> None:
+    world = worn()
+    world.workers("w9")
+    keys = chain(77, 1_000)
+    held = ticket(world.submit("a", keys, request_id="long"))
+    checkpoint = world.scheduler.checkpoint()
+    assert max(len(each.block_keys) for each in checkpoint.tickets) == 256
+    heir = successor_of(world)
+    heir.workers("w1", "w2", "w9")
+    assert ticket(heir.submit("a", keys, request_id="long")) == held
+    other = (*keys[:10], 1, *keys[11:])
+    assert not tickets(heir.submit("a", other, request_id="long"))
