@@ -1,9 +1,9 @@
 """Translator throughput: raw msgpack in, block keys out, one core.
 
-Input: frames of block size 16 as a current vLLM writes them, each with as many stores of as many blocks as a frame
-drawn from the recordings; half of the prompts are salted. The engine's block pool is imitated by a queue: each store
-beyond its size evicts as many blocks, one block an event. A block counts when its key comes out: once as stored and
-once as removed. Blocks stored alone are shown beside it.
+Input: frames of block size 16 as a current vLLM writes them, each with as many stores of as many blocks as a
+frame drawn from the recordings; half of the prompts are salted. The engine's block pool is imitated by a queue:
+each store beyond its size evicts as many blocks, one block an event. A block counts when its key comes out: once
+as stored and once as removed. Blocks stored alone are shown beside it.
 
 Time is this process's own processor time, the best of some rounds: other work on the machine is left out as far as
 that can be.

@@ -4,9 +4,9 @@ A frame is ``[timestamp_s, events, data_parallel_rank]``. An event is a map with
 a positional array that starts with the type (SGLang, older vLLM); both carry integer hashes, signed or unsigned,
 or 32-byte ones. Fields are positional in arrays, so their order here is the wire's.
 
-The common case is decoded in one typed pass that refuses unknown fields and negative names. Whatever does not
-fit falls back to one event at a time, so that a bad event spoils itself and not its batch, and what is unknown is
-counted. A thing that is not fully understood never becomes a clear: a clear is only what decodes as one.
+Maps alone, or arrays alone, are decoded in one typed pass that refuses unknown fields and negative names. Whatever
+does not fit falls back to one event at a time, so that a bad event spoils itself and not its batch, and what is
+unknown is counted. A thing that is not fully understood never becomes a clear: a clear is only what decodes as one.
 """
 
 from collections.abc import Sequence
@@ -118,6 +118,25 @@ class _FrameStrict(EngineFrame, array_like=True, gc=False):
     events: list[_StoredStrict | _RemovedStrict | _ClearedStrict]
 
 
+class _StoredArrayStrict(
+    _StoredStrict, tag="BlockStored", array_like=True, forbid_unknown_fields=True, gc=False
+): ...
+
+
+class _RemovedArrayStrict(
+    _RemovedStrict, tag="BlockRemoved", array_like=True, forbid_unknown_fields=True, gc=False
+): ...
+
+
+class _ClearedArrayStrict(
+    AllBlocksCleared, tag="AllBlocksCleared", array_like=True, forbid_unknown_fields=True, gc=False
+): ...
+
+
+class _FrameOfArrays(EngineFrame, array_like=True, gc=False):
+    events: list[_StoredArrayStrict | _RemovedArrayStrict | _ClearedArrayStrict]
+
+
 class _FrameRaw(msgspec.Struct, array_like=True, gc=False):
     timestamp_s: Any
     events: list[msgspec.Raw]
@@ -125,6 +144,7 @@ class _FrameRaw(msgspec.Struct, array_like=True, gc=False):
 
 
 _decode_strict = msgspec.msgpack.Decoder(_FrameStrict).decode
+_decode_arrays = msgspec.msgpack.Decoder(_FrameOfArrays).decode
 _decode_raw = msgspec.msgpack.Decoder(_FrameRaw).decode
 _decode_map_known = msgspec.msgpack.Decoder(_StoredKnown | _RemovedKnown | _ClearedStrict).decode
 _decode_map_loose = msgspec.msgpack.Decoder(_StoredLoose | _RemovedLoose | _ClearedLoose).decode
@@ -140,10 +160,12 @@ def decode_frame(payload: bytes, counters: TranslatorCounters) -> EngineFrame:
 
     Raises ``MalformedMessage`` only where the frame cannot even be split into events.
     """
-    try:
-        return _decode_strict(payload)
-    except (msgspec.DecodeError, RecursionError):
-        return _decode_event_by_event(payload, counters)
+    for decode in (_decode_strict, _decode_arrays):
+        try:
+            return decode(payload)
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return _decode_event_by_event(payload, counters)
 
 
 def _decode_event_by_event(payload: bytes, counters: TranslatorCounters) -> EngineFrame:
