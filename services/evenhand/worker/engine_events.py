@@ -4,9 +4,9 @@ A frame is ``[timestamp_s, events, data_parallel_rank]``. An event is a map with
 a positional array that starts with the type (SGLang, older vLLM); both carry integer hashes, signed or unsigned,
 or 32-byte ones. Fields are positional in arrays, so their order here is the wire's.
 
-Maps alone, or arrays alone, are decoded in one typed pass that refuses unknown fields and negative names. Whatever
+Maps alone, or arrays alone, are decoded in one typed pass that refuses unknown fields and negative names. What
 does not fit falls back to one event at a time, so that a bad event spoils itself and not its batch, and what is
-unknown is counted. A thing that is not fully understood never becomes a clear: a clear is only what decodes as one.
+unknown is counted. What is not fully understood never becomes a clear: a clear is only what decodes as one.
 """
 
 from collections.abc import Sequence
