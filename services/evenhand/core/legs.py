@@ -143,8 +143,18 @@ class Legs:
                 queued.excluded = (*queued.excluded, ticket.worker_id)
             tenant.put_back(queued)
         self.move(tenant, tenant.v + (attained - held.booked) / ticket.weight, now_ns)
+        worker = self.rooms.workers.get(ticket.worker_id)
+        keys = held.queued.request.block_keys
         effects.append(
-            LegEnded(ticket, outcome, attained, attained - ticket.charge, believed, request_continues=continues)
+            LegEnded(
+                ticket,
+                outcome,
+                attained,
+                attained - ticket.charge,
+                believed,
+                request_continues=continues,
+                keyed_tokens=len(keys) * worker.spec.block_size_tokens if worker is not None else 0,
+            )
         )
 
     def adopt(self, ticket: Ticket, block_keys: tuple[int, ...], now_ns: int) -> OpenTicket:

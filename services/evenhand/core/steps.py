@@ -174,6 +174,8 @@ class LegEnded:
     usage: Usage | None
     request_continues: bool
     """True: the request is back at the front of its tenant's queue for another leg."""
+    keyed_tokens: int = 0
+    """Prompt tokens whose block keys were told, so that a hit could be foreseen; 0 where the worker is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from evenhand.core.steps import (
     TicketAdopted,
     TicketUnknown,
     WakeAt,
+    WorkerGone,
 )
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import SignedTicket, TicketSigner
@@ -199,6 +200,8 @@ class PoolActor:
 
     def tell(self, step_input: Input) -> None:
         """Step an input nobody waits for; dropped while out of office (a term begins with what is known then)."""
+        if isinstance(step_input, WorkerGone):
+            self._metrics.predictions.forget(step_input.worker_id)
         if self.granting:
             self._step(step_input)
 
@@ -391,6 +394,7 @@ class PoolActor:
 
     def _end_leg(self, ended: LegEnded) -> None:
         self._metrics.legs_ended.add(ended.outcome.value)
+        self._metrics.predictions.ended(ended)
         entry = self.open.pop(ended.ticket.ticket_id, None)
         if entry is None:
             return

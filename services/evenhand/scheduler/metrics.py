@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from evenhand.scheduler.predictions import Predictions
+
 OTHER = "other"
 _WAIT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
@@ -87,6 +89,7 @@ class SchedulerMetrics:
         self.messages = Tally("evenhand_scheduler_messages", "Records of the event log.", "outcome", registry)
         self.control = Tally("evenhand_scheduler_control_messages", "Wishes to edges.", "outcome", registry)
         self.faults = Tally("evenhand_scheduler_faults", "Faults of this process.", "task", registry)
+        self.predictions = Predictions(registry)
         self.adopted = Counter(
             "evenhand_scheduler_tickets_adopted", "Tickets of earlier terms.", registry=registry
         )

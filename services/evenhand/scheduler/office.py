@@ -15,7 +15,7 @@ from evenhand.core.facts import SchedulerConfig
 from evenhand.core.presence import Presence
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.status import PoolStatus
-from evenhand.core.steps import TenantChanged, Tick, WorkerHeard, WorkerJoined
+from evenhand.core.steps import TenantChanged, TenantForgotten, Tick, WorkerHeard, WorkerJoined
 from evenhand.logs import get_logger
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.checkpoint_codec import SavedCheckpoint, decode_checkpoint, encode_checkpoint
@@ -58,6 +58,9 @@ class PoolOffice:
         actor.begin_term(scheduler, term, lease_until_ns, saved.saved_wall_ms if saved is not None else 0)
         for tenant in self._watch.tenants.values():
             actor.tell(TenantChanged(tenant))
+        for status in scheduler.status(time.monotonic_ns()).tenants:
+            if status.tenant_id not in self._watch.tenants:  # deleted while nobody was in office to hear of it
+                actor.tell(TenantForgotten(status.tenant_id))
         for worker_id, spec in live_map.workers.items():
             actor.tell(WorkerJoined(spec))
             load = live_map.loads.get(worker_id)
@@ -104,6 +107,7 @@ class PoolOffice:
             "map_keys": live_map.cache_map.key_count,
             "workers_known": sorted(live_map.workers),
             "workers_refused": dict(live_map.refused),
+            "workers_mispredicted": list(self._metrics.predictions.mispredicted),
             "pool": _plain(asdict(status)) if status is not None else None,
         }
 
