@@ -27,7 +27,7 @@ from evenhand.worker.pages import EdgePages
 from evenhand.worker.zmq_source import ZmqSource
 
 EXIT_USAGE = 2
-CONTROL_FETCH_WAIT_MS = 20
+CONTROL_FETCH_WAIT_MS = 200
 """An edge reads wishes alone; they are rare and in no hurry, and a fetch that finds none costs the broker time."""
 
 
