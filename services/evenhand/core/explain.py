@@ -54,17 +54,16 @@ class Explainer:
     def _candidates(self, choice: Choice, now_ns: int) -> tuple[Candidate, ...]:
         """Workers with room or with a part of the prompt, best first; the chosen one is always among them."""
         queued, chosen_id = choice.queued, choice.worker.spec.worker_id
-        prompt_tokens, load_penalty = queued.request.prompt_tokens, self._config.load_penalty
-        prefill_max = self._config.prefill_pending_max_tokens
+        prompt_tokens = queued.request.prompt_tokens
         ranked: list[tuple[float, WorkerId, Worker]] = []
         for worker_id, worker in self._rooms.open.items():
             tokens = queued.cached.get(worker_id, 0)
-            score = tokens / prompt_tokens - load_penalty * worker.load_share(prefill_max, now_ns)
+            score = tokens / prompt_tokens - worker.score_penalty(self._config, now_ns)
             ranked.append((-score, worker_id, worker))
         for worker_id, tokens in queued.cached.items():
             held = self._fair.members.get(worker_id)
             if held is not None and held.closed is not None:
-                score = tokens / prompt_tokens - load_penalty * held.load_share(prefill_max, now_ns)
+                score = tokens / prompt_tokens - held.score_penalty(self._config, now_ns)
                 ranked.append((-score, worker_id, held))
         ranked.sort(key=itemgetter(0, 1))
         best = ranked[:CANDIDATES_MAX]

@@ -267,6 +267,9 @@ class SchedulerConfig:
     """A pair is declined if a worker without room holds at least this many more of its tokens."""
     load_penalty: float = 0.05
     """Score: cached share of the prompt − this · load; the load is the fullest of slots, KV and prefill room."""
+    fill_penalty: float = 0.01
+    """Score: − this · the filled part of the worker's cache, so that what must be computed anew is put where it
+    evicts least; small against ``load_penalty`` and against any real prefix."""
     headroom_divisor: int = 8
     """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
     ticket_ttl_ms: int = 30_000

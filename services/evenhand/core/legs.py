@@ -97,6 +97,7 @@ class Legs:
         # What the map holds there already needs no presumption.
         unheld_keys = request.block_keys[held.map_cached_blocks :]
         self.presence.presume(ticket.ticket_id, ticket.worker_id, unheld_keys, now_ns)
+        worker.filled_blocks = self.presence.filled_blocks(ticket.worker_id)
         self.placement.map_version += 1
         self.placement.presumed(tenant, queued, worker)
         self.move(tenant, v_after, now_ns)
@@ -199,6 +200,14 @@ class Legs:
         """Work out what a ticket of an earlier term takes at its worker."""
         held.kv_blocks = self.placement.fitting.kv_blocks(held.queued, worker, held.ticket.predicted_cached_tokens)
 
+    def map_changed(self, worker_id: WorkerId) -> None:
+        """The map was folded forward for a worker: look-ups and its filling are to be taken anew."""
+        self.presence.map_changed(worker_id)
+        self.placement.map_version += 1
+        worker = self.rooms.workers.get(worker_id)
+        if worker is not None:
+            worker.filled_blocks = self.presence.filled_blocks(worker_id)
+
     def worker_attached(self, worker: Worker, now_ns: int) -> tuple[OpenTicket, ...]:
         """A worker joined: reserve for its tickets of earlier terms; return those of an epoch that is over."""
         waiting = self.detached.pop(worker.spec.worker_id, {})
@@ -210,6 +219,7 @@ class Legs:
             self.attach(held, worker)
             worker.reserve(held, 0, now_ns)
             self.presence.presume(ticket_id, worker.spec.worker_id, held.queued.request.block_keys, now_ns)
+        worker.filled_blocks = self.presence.filled_blocks(worker.spec.worker_id)
         self.placement.map_version += 1
         self.rooms.judge(worker, now_ns)
         return tuple(over)

@@ -2,8 +2,9 @@
 
 For each worker with room, C_w is looked at: of the tenants that reach it and lie inside the window
 ``v ≤ lo_w + T``, the first K by (v, id) and the last S served there. Of each tenant the first H requests count.
-The best score over all of them wins; the score is the cached share of the prompt − load_penalty · load, the load
-being the fullest of the worker's slots, KV and prefill room: requests load it by tokens, not only by their number.
+The best score over all of them wins; the score is the cached share of the prompt − load_penalty · load −
+fill_penalty · filling. The load is the fullest of the worker's slots, KV and prefill room: requests load it by
+tokens, not only by their number. The filling is how much of its cache holds something that would be evicted.
 Ties go to the lower v, then the older request, then the lower predicted time to first token, then the lower id.
 (Least time to first token *across requests* would be shortest-first; it only chooses among workers.)
 
@@ -192,7 +193,7 @@ class Placement:
         best: Choice | None = None
         fallback: Choice | None = None
         cold: dict[TenantId, Choice | None] = {}
-        divisor, load_penalty = self._config.headroom_divisor, self._config.load_penalty
+        divisor = self._config.headroom_divisor
         shared = None
         for worker in self._rooms.open.values():
             if shared is None or not self._fair.all_universal:
@@ -204,12 +205,12 @@ class Placement:
             common_blocks = free_blocks - spec.kv_blocks // divisor
             tight = used >= spec.slots - spec.slots // divisor or common_blocks <= 0
             plain_blocks = free_blocks if tight else common_blocks
-            load = load_penalty * worker.load_share(self._config.prefill_pending_max_tokens, now_ns)
+            penalty = worker.score_penalty(self._config, now_ns)
             tenants = self._candidates(worker, shared, tight, now_ns)
             for tenant in tenants:
                 head = tenant.best.get(worker_id) or self._know(tenant, worker)
                 if head.plain and head.blocks <= plain_blocks:
-                    score = head.share - load
+                    score = head.share - penalty
                     if best is not None and (
                         score < best.score or (score == best.score and tenant.v > best.tenant.v)
                     ):
@@ -219,7 +220,7 @@ class Placement:
                     continue
                 else:
                     alike = head is tenant.cold and head.uniform and head.blocks_max <= plain_blocks
-                    found = self._in_full_once(tenant, worker, load, cold if alike else None)
+                    found = self._in_full_once(tenant, worker, penalty, cold if alike else None)
                     if found is None:
                         continue
                     choice = found
@@ -295,23 +296,23 @@ class Placement:
         return best
 
     def _in_full_once(
-        self, tenant: Tenant, worker: Worker, load: float, known: dict[TenantId, Choice | None] | None
+        self, tenant: Tenant, worker: Worker, penalty: float, known: dict[TenantId, Choice | None] | None
     ) -> Choice | None:
         """As ``_in_full``; among workers that are alike for the tenant, worked out for the first one only."""
         if known is None:
-            return self._in_full(tenant, worker, load)
+            return self._in_full(tenant, worker, penalty)
         tenant_id = tenant.spec.tenant_id
         if tenant_id not in known:
-            known[tenant_id] = found = self._in_full(tenant, worker, load)
+            known[tenant_id] = found = self._in_full(tenant, worker, penalty)
             return found
         found = known[tenant_id]
         if found is None:
             return None
-        choice = Choice(tenant, found.queued, worker, 0, -load)
+        choice = Choice(tenant, found.queued, worker, 0, -penalty)
         choice.declined = found.declined
         return choice
 
-    def _in_full(self, tenant: Tenant, worker: Worker, load: float) -> Choice | None:
+    def _in_full(self, tenant: Tenant, worker: Worker, penalty: float) -> Choice | None:
         """The tenant's best fitting pair at a worker, head by head: one not declined if there is any."""
         worker_id, size, decline_tokens = (
             worker.spec.worker_id,
@@ -323,7 +324,7 @@ class Placement:
         declined: Choice | None = None
         for queued in self._heads(tenant):
             tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
-            score = tokens / prompt_tokens - load
+            score = tokens / prompt_tokens - penalty
             if free is not None and score <= free.score:
                 continue
             blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)

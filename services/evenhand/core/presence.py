@@ -137,6 +137,10 @@ class Presence:
         """How far the map itself is folded for a worker; None if it knows nothing of it."""
         return self._map.position(worker_id)
 
+    def filled_blocks(self, worker_id: WorkerId) -> int:
+        """Blocks of the worker's cache that hold something: the map's copies and the keys assumed beside them."""
+        return self._map.block_count(worker_id) + self.assumed_count(worker_id)
+
     def assumed_count(self, worker_id: WorkerId) -> int:
         """Keys presumed or approximate on a worker, each once; never above its KV blocks."""
         worker = self._workers.get(worker_id)

@@ -98,8 +98,7 @@ class PoolScheduler:
             case Cancel():
                 self._requests.cancel(input, now_ns, effects)
             case MapChanged(worker_id):
-                self._legs.presence.map_changed(worker_id)
-                self._legs.placement.map_version += 1
+                self._legs.map_changed(worker_id)
             case WorkerHeard():
                 self._fleet.heard(input, now_ns)
             case WorkerJoined(spec):

@@ -14,7 +14,7 @@ stretch of time ``[start, end)`` behind those before it; what lies ahead of now 
 import math
 
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S
-from evenhand.core.facts import WorkerLoad, WorkerSpec
+from evenhand.core.facts import SchedulerConfig, WorkerLoad, WorkerSpec
 from evenhand.core.ids import TenantId, TicketId
 from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import OpenTicket
@@ -37,6 +37,7 @@ class Worker:
         "closed",
         "complete",
         "draining",
+        "filled_blocks",
         "heard_at_ns",
         "is_member",
         "kv_reserved_blocks",
@@ -67,6 +68,8 @@ class Worker:
         self.output_token_ms = output_token_ms
         self.served: dict[TenantId, Tenant] = {}
         """The last distinct tenants served here, the latest last."""
+        self.filled_blocks = 0
+        """Blocks of its cache that hold something, as the map and what is assumed beside it say."""
         self.virtual_time = 0.0
         self.is_member = False
         """Counted in F of the tenants: takes requests at all."""
@@ -96,6 +99,11 @@ class Worker:
         if self.prefill_until_ns > now_ns:
             load = max(load, self.prefill_pending_tokens(now_ns) / prefill_pending_max_tokens)
         return load
+
+    def score_penalty(self, config: SchedulerConfig, now_ns: int) -> float:
+        """What its load and the filling of its cache take off the score of every pair here."""
+        load = config.load_penalty * self.load_share(config.prefill_pending_max_tokens, now_ns)
+        return load + config.fill_penalty * min(1.0, self.filled_blocks / self.spec.kv_blocks)
 
     def ttft_ms(self, uncached_tokens: int, now_ns: int) -> float:
         """Predicted time to first token of a prompt dispatched here now."""

@@ -285,3 +285,15 @@ def test_at_most_eight_candidates_are_named_and_the_chosen_one_is_among_them() -
     assert len(made.candidates) == 8
     assert made.candidates[0].worker_id == ticket(effects).worker_id == "w11"
     assert [c.score for c in made.candidates] == sorted((c.score for c in made.candidates), reverse=True)
+
+
+def test_cold_prompts_go_where_they_evict_least(world: World) -> None:
+    """One after the other, so that load never decides: the caches of equal workers fill evenly."""
+    landed: Counter[WorkerId] = Counter()
+    for number in range(20):
+        keys = chain(number, 8)
+        granted = ticket(world.submit("a", keys))
+        landed[granted.worker_id] += 1
+        world.store(granted.worker_id, keys)
+        world.settle(granted)
+    assert sorted(landed.values()) == [5, 5, 5, 5]
