@@ -33,9 +33,10 @@ class LogRecord:
     def digest(self) -> bytes:
         """What ``LogPosition.digest_before`` keeps of the record before it: SHA-256 of time, key and value.
 
-        The time is in it because two idle heartbeats are equal in all else.
+        The time is in it because two idle heartbeats are equal in all else. It is signed: Kafka says −1 where a
+        record has none.
         """
-        head = struct.pack(">QI", self.published_at_ms, len(self.key))
+        head = struct.pack(">qI", self.published_at_ms, len(self.key))
         return hashlib.sha256(head + self.key + self.value).digest()
 
 

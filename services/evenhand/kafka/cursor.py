@@ -23,7 +23,7 @@ from evenhand.ports import LogPosition, LogRecord, LogReplaced
 
 @dataclass(slots=True)
 class Cursor:
-    """One partition's position. ``accept`` and ``poll_was_silent`` move it on."""
+    """One partition's position. ``accept`` and ``trimmed_to`` move it on."""
 
     topic: str
     partition: int

@@ -157,9 +157,11 @@ class _Follower:
             batch.extend(self._partitions[partition].accept([_record(message) for message in fetched[partition]]))
         if fetched:
             self._tell_away(False)
-        await self._mind_silence(consumer, fetched, 1_000 * (loop.time() - asked_at))
+        poll_ms = 1_000 * (loop.time() - asked_at)
         if batch:
+            # First of all: the cursors are past it, and what follows may end this connection.
             await self._buffer.put(batch)
+        await self._mind_silence(consumer, fetched, poll_ms)
 
     def _doubt(self, consumer: AIOKafkaConsumer) -> None:
         for partition, cursor in self._partitions.items():

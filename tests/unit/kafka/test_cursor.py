@@ -36,6 +36,11 @@ def test_another_record_before_the_position_is_another_log(first: LogRecord) -> 
         after(record(4)).accept([first])
 
 
+def test_a_record_without_a_time_is_one_like_another() -> None:
+    timeless = LogRecord("t", 0, 4, b"k", b"v", -1)
+    assert after(timeless).accept([timeless, record(5)]) == [record(5)]
+
+
 def test_an_equal_record_of_another_time_is_another_log() -> None:
     twin = LogRecord("t", 0, 4, b"k", b"v", 7)
     with pytest.raises(LogReplaced):
