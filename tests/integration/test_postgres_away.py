@@ -69,7 +69,17 @@ async def test_a_refused_login_is_a_setting(postgres_dsn: str) -> None:
         with pytest.raises(InvalidConfig, match=r"refuses this service: database .* does not exist"):
             async with database.connection():
                 pass
-    async with await Database.open(DatabaseConfig("nonsense://", "test")) as database:
-        with pytest.raises(InvalidConfig, match="The database address cannot be understood"):
+    for address in ("nonsense://", "postgresql://u:secret@127.0.0.1:abc/x"):
+        config = DatabaseConfig(address, "test")
+        assert "secret" not in repr(config)
+        async with await Database.open(config) as database:
+            with pytest.raises(InvalidConfig, match="The database address cannot be understood"):
+                async with database.connection():
+                    pass
+
+
+async def test_a_fault_of_the_block_itself_stays_what_it_is(postgres_dsn: str) -> None:
+    async with await Database.open(DatabaseConfig(postgres_dsn, "test")) as database:
+        with pytest.raises(ValueError, match="mine"):
             async with database.connection():
-                pass
+                raise ValueError("mine")

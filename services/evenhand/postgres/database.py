@@ -11,7 +11,7 @@ with locks held. Not here: retries, which belong to who knows what may be repeat
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import asyncpg
@@ -42,7 +42,7 @@ _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatal
 class DatabaseConfig:
     """How a service talks to Postgres."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     """``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``, or ``…@/DATABASE?host=/socket/folder``."""
     service: str
     """Shown by the server as ``application_name``."""
@@ -87,14 +87,18 @@ class Database:
         Raises ``Unavailable`` (try again), ``InvalidConfig`` (refused login, no such database) or
         ``SchemaMismatch`` (a table or column is missing).
         """
-        closed = False
+        acquired = closed = False
         try:
             async with self._pool.acquire(timeout=self.config.acquire_ms_max / 1000) as connection:
+                acquired = True
                 try:
                     yield connection
                 finally:
                     closed = _is_closed(connection)
-        except asyncpg.ClientConfigurationError as error:
+        except ValueError as error:
+            # An address that makes no sense is noticed when it is first used; what the block raises is its own.
+            if acquired:
+                raise
             raise InvalidConfig(f"The database address cannot be understood: {_said(error)}.") from error
         except _REFUSED as error:
             raise InvalidConfig(f"The database refuses this service: {error}.") from error
