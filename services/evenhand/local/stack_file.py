@@ -16,12 +16,13 @@
 A worker without ``kv_events`` joins with an approximate map: what it holds is assumed from what it was sent.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evenhand.core.errors import InvalidConfig
 from evenhand.core.ids import PoolId, WorkerId
@@ -29,16 +30,24 @@ from evenhand.postgres.seed import SeedApiKey, SeedFile, SeedTenant
 from evenhand.worker.config import EdgeConfig
 
 WORKERS_MAX = 1_024
+_ADDRESS = re.compile(r"https?://[^/\s]+:\d{1,5}")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _address(text: str) -> str:
+    if not _ADDRESS.fullmatch(text):
+        raise ValueError(f"the engine's address {text!r} is not http://HOST:PORT")
+    return text
+
+
 class StackWorker(_Strict):
     """One engine."""
 
-    address: Annotated[str, Field(pattern=r"^https?://[^/\s]+:\d+$", description="http://HOST:PORT of the engine")]
+    address: Annotated[str, AfterValidator(_address)]
+    """``http://HOST:PORT`` of the engine."""
     kv_events: str = ""
     replay: str = ""
     worker_id: Annotated[str, Field(max_length=200)] = ""
