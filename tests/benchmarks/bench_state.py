@@ -76,11 +76,10 @@ async def publish(writer: KafkaLogWriter, records: list[LoadRecord], ends: dict[
 def backlog(load: StateLoad, operations: int) -> list[LoadRecord]:
     """Records of about so many block operations."""
     records, count = [], 0
-    for record in load.records():
+    while count < operations:
+        (record,) = load.take(1)
         records.append(record)
         count += record.block_operations
-        if count >= operations:
-            break
     return records
 
 

@@ -48,9 +48,8 @@ class Publishing:
             self.ends[partition_of(record.key, len(self.ends))] += 1
 
     async def _run(self) -> None:
-        records = self._load.records()
         while self._going:
-            await self.publish([next(records) for _ in range(RATE_PER_SECOND // 20)])
+            await self.publish(self._load.take(RATE_PER_SECOND // 20))
             await asyncio.sleep(0.05)
 
     async def __aenter__(self) -> "Publishing":

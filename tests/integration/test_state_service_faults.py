@@ -47,9 +47,8 @@ class Publisher:
 
     async def run(self, records_per_second: int) -> None:
         await self.publish(self._load.announcements())
-        records = self._load.records()
         while self._going:
-            await self.publish([next(records) for _ in range(records_per_second // 20)])
+            await self.publish(self._load.take(records_per_second // 20))
             await asyncio.sleep(0.05)
 
     def stop(self) -> None:
@@ -236,9 +235,7 @@ async def test_pages_tell_how_it_is(postgres_dsn: str, tmp_path: Path, embedded_
 def test_the_books_differ_where_a_key_does() -> None:
     """The comparison these tests rest on can fail."""
     load = StateLoad(1, workers=1, blocks_per_worker=10, eventful=False)
-    records = load.records()
-    for _ in range(5):
-        next(records)
+    load.take(5)
     book = load.held()
     place = (WorkerId("worker-000"), Tier.DEVICE)
     assert book[place] - {next(iter(book[place]))} != load.held()[place]
