@@ -17,6 +17,8 @@ from evenhand.core.kv import KvOperation, Tier, WorkerAnnounced, WorkerPosition
 
 KV_TOPIC = "evenhand.kv.v1"
 CONTROL_TOPIC = "evenhand.control.v1"
+ALL_TENANTS = TenantId("*")
+"""Among a gateway's tenants: it may act for every tenant there is. No tenant has this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from evenhand.core.errors import EvenhandError, InvalidConfig
 from evenhand.core.facts import TenantSpec, TenantState
 from evenhand.core.ids import PoolId, TenantId
 from evenhand.memory import MemoryDirectory
-from evenhand.ports import Directory, PoolSpec, Principal
+from evenhand.ports import ALL_TENANTS, Directory, PoolSpec, Principal
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.directory import PostgresDirectory
 from evenhand.postgres.seed import (
@@ -153,6 +153,13 @@ async def test_a_seed_is_all_or_nothing(database: Database) -> None:
     assert await PostgresDirectory(database).tenants() == TENANTS
 
 
+async def test_a_gateway_for_all_tenants_can_be_seeded(database: Database) -> None:
+    key = "dev-key-of-the-front-door"
+    await seed(database, f"api_keys: [{{principal: front, tenants: ['*'], gateway: true, key: {key}}}]")
+    principal = await PostgresDirectory(database).principal_of(key_sha256(key))
+    assert principal == Principal("front", "service", (ALL_TENANTS,), True)
+
+
 def test_the_command_seeds_and_shows_a_generated_key_once(
     postgres_dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +190,12 @@ def test_the_command_seeds_and_shows_a_generated_key_once(
         ("pools: [{pool_id: a, model: m, block_size_tokens: 0}]", r"pools\.0\.block_size_tokens is wrong"),
         ("api_keys: [{principal: a, key: short}]", r"api_keys\.0\.key is wrong"),
         ("api_keys: [{principal: a, role: root}]", r"api_keys\.0\.role is wrong"),
+        ("tenants: [{tenant_id: '*'}]", r"tenants\.0\.tenant_id is wrong: \* stands for all tenants"),
+        ("api_keys: [{principal: a, tenants: ['*']}]", r"api_keys\.0 is wrong: only a gateway may act for all"),
+        (
+            f"api_keys: [{{principal: a, key: {KEY}}}, {{principal: b, key: {KEY}}}]",
+            "two api_keys have the same key",
+        ),
         ("[1, 2]", "must be a mapping"),
         ("tenants: [", "is not YAML"),
         ("tenants: {acme: 1}", "tenants is wrong"),

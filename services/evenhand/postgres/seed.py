@@ -9,10 +9,11 @@
     api_keys:
       - {principal: acme-app, tenants: [acme]}                          # generated, shown once
       - {principal: gateway, role: service, tenants: [acme], gateway: true, key: dev-key-of-the-gateway}
+      - {principal: front, tenants: ["*"], gateway: true}               # for every tenant
 
-Seeding again is harmless: what is named is brought to what the file says, what is not named stays, and a key is
-generated only for a principal that has no live one. A pool that exists with another model, block size or key
-scheme is refused, because its workers' keys would mean something else.
+Seeding again is harmless: what is named is brought to what the file says, what is not named stays (a key that the
+file no longer gives, too), and a key is generated only for a principal that has no live one. A pool that exists
+with another model, block size or key scheme is refused, because its workers' keys would mean something else.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evenhand.core.errors import InvalidConfig
 from evenhand.options import add_dsn, require_given
+from evenhand.ports import ALL_TENANTS
 from evenhand.postgres.database import Database, DatabaseConfig
 
 if TYPE_CHECKING:
@@ -109,10 +111,16 @@ class SeedPool(_Strict):
     salt_generation: int = Field(default=1, ge=1, le=2**31 - 1)
 
 
+def _no_wildcard(text: str) -> str:
+    if text == ALL_TENANTS:
+        raise ValueError(f"{ALL_TENANTS} stands for all tenants and names none")
+    return text
+
+
 class SeedTenant(_Strict):
     """A tenant; the meaning of each field is that of ``core.facts.TenantSpec``."""
 
-    tenant_id: Name
+    tenant_id: Annotated[Name, AfterValidator(_no_wildcard)]
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     concurrency_max: int = Field(default=0, ge=0, le=2**31 - 1)
     queue_length_max: int = Field(default=1_000, ge=1, le=2**31 - 1)
@@ -130,6 +138,12 @@ class SeedApiKey(_Strict):
     gateway: bool = False
     key: Annotated[str, Field(min_length=KEY_CHARACTERS_MIN, max_length=200), AfterValidator(_named)] | None = None
     expires_at: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _all_tenants_need_a_gateway(self) -> Self:
+        if ALL_TENANTS in self.tenants and not self.gateway:
+            raise ValueError(f"only a gateway may act for all tenants ({ALL_TENANTS})")
+        return self
 
 
 class SeedFile(_Strict):
@@ -194,11 +208,18 @@ def parse_seed(text: str, name: str = "seed") -> SeedFile:
         # Never the value itself: it may be a key.
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        what = "is no setting here" if first["type"] == "extra_forbidden" else f"is wrong: {first['msg']}"
+        what = (
+            "is no setting here"
+            if first["type"] == "extra_forbidden"
+            else f"is wrong: {first['msg'].removeprefix('Value error, ')}"
+        )
         raise InvalidConfig(f"In the seed file {name}, {place} {what}.") from None
     _require_unique(name, "pools", "pool_id", [pool.pool_id for pool in seed.pools])
     _require_unique(name, "tenants", "tenant_id", [tenant.tenant_id for tenant in seed.tenants])
     _require_unique(name, "api_keys", "principal", [key.principal for key in seed.api_keys])
+    given = [key.key for key in seed.api_keys if key.key is not None]
+    if len(set(given)) < len(given):
+        raise InvalidConfig(f"In the seed file {name}, two api_keys have the same key.")
     return seed
 
 
@@ -234,7 +255,8 @@ async def seed_directory(connection: "AnyConnection", seed: SeedFile) -> SeedRes
                 tenant.state,
             )
         for api_key in seed.api_keys:
-            unknown = [row[0] for row in await connection.fetch(UNKNOWN_TENANTS, list(api_key.tenants))]
+            named = [tenant_id for tenant_id in api_key.tenants if tenant_id != ALL_TENANTS]
+            unknown = [row[0] for row in await connection.fetch(UNKNOWN_TENANTS, named)]
             if unknown:
                 raise InvalidConfig(f"The key of {api_key.principal!r} names {unknown[0]!r}, which is no tenant.")
             key = await _save_key(connection, api_key)

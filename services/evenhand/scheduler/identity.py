@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from evenhand.core.errors import Unavailable
 from evenhand.core.ids import TenantId
-from evenhand.ports import Principal
+from evenhand.ports import ALL_TENANTS, Principal
 from evenhand.scheduler.directory_watch import DirectoryWatch
 from evenhand.wire.status import (
     CREDENTIAL_MISSING,
@@ -25,7 +25,6 @@ from evenhand.wire.status import (
     wire_error,
 )
 
-ALL_TENANTS = TenantId("*")
 KEY_CHARACTERS_MAX = 512
 DIRECTORY_RETRY_MS = 1_000
 LOOPBACK_DEVELOPER = Principal(name="loopback", role="service", tenants=(ALL_TENANTS,), gateway=True)
