@@ -1,0 +1,1 @@
+"""The ports over Postgres, its migrations and the seed file."""

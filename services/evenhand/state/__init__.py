@@ -1,0 +1,1 @@
+"""The state service: cache events from the log, folded into the durable map, exactly once."""
