@@ -1,6 +1,6 @@
 """What a caller says of a request, checked before anything is sent.
 
-Always: a prompt is given in one of three ways, and every count fits the wire. Token ids are turned into block keys
+Always: a prompt is given in one of three ways, and every count is one that a scheduler takes. Token ids are turned into block keys
 later, when the pool is known; they never leave this process.
 """
 
@@ -13,9 +13,7 @@ from evenhand.client.errors import InvalidRequest
 from evenhand.client.settings import check_seconds
 from evenhand.core.block_key import KEY_BYTES, pack_keys
 from evenhand.wire.generated import scheduler_pb2 as pb
-
-COUNT_MAX = 2**32 - 1
-REQUEST_ID_CHARACTERS_MAX = 256
+from evenhand.wire.scheduler_codec import REQUEST_ID_CHARACTERS_MAX, TOKENS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def prompt_of(
     if tokens is not None and prompt_tokens is not None and prompt_tokens != len(tokens):
         raise InvalidRequest(f"prompt_tokens says {prompt_tokens}, but there are {len(tokens)} tokens.")
     count = len(tokens) if tokens is not None else checked_count("prompt_tokens", prompt_tokens, 1)
-    if not 0 < count <= COUNT_MAX:
+    if not 0 < count <= TOKENS_MAX:
         raise InvalidRequest("The prompt is empty." if not count else "The prompt is too long to be sent.")
     return Prompt(tokens, b"" if block_keys is None else _packed(block_keys), count)
 
@@ -79,9 +77,9 @@ def acquire_request(
 
 
 def checked_count(name: str, count: object, least: int) -> int:
-    """The count, if it is a whole number that fits the wire; raises ``InvalidRequest`` naming it."""
-    if not isinstance(count, int) or not least <= count <= COUNT_MAX:
-        raise InvalidRequest(f"{name} must be a whole number from {least} to {COUNT_MAX}, not {count!r}.")
+    """The count, if it is a whole number that a scheduler takes; raises ``InvalidRequest`` naming it."""
+    if not isinstance(count, int) or not least <= count <= TOKENS_MAX:
+        raise InvalidRequest(f"{name} must be a whole number from {least} to {TOKENS_MAX}, not {count!r}.")
     return count
 
 

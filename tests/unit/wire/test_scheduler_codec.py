@@ -1,6 +1,7 @@
 """Bytes of scheduler.proto to core types: in range or refused, never anything between."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,25 @@ def test_any_bytes_are_a_request_or_refused(raw: bytes) -> None:
         return
     assert 1 <= len(request.request_id) <= 200
     assert len(request.block_keys) * 16 <= request.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"request_id": "r" * 201}, "1 to 200 characters, not 201"),
+        ({"prompt_tokens": 2**31}, "1 to 2147483647 tokens"),
+        ({"max_output_tokens": 0}, "output limit must be 1 to"),
+        ({"block_keys": bytes(8)}, "1 block keys of 16 tokens are more than 9"),
+        ({"block_keys": bytes(7)}, "8 bytes each, not 7 bytes"),
+        ({"user": "u" * 201}, "at most 200 characters"),
+        ({"excluded_workers": ["w"] * 65}, "exclude 64 workers, not 65"),
+        ({"excluded_workers": ["w", "w" * 201]}, "at most 200 characters"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
+    fields = {"request_id": "r", "prompt_tokens": 9, "max_output_tokens": 1} | changed
+    with pytest.raises(InvalidRequest, match=sentence):
+        decode_acquire(pb.AcquireRequest(**fields), TENANT, None, 16)
 
 
 def test_usage() -> None:
