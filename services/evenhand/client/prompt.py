@@ -1,7 +1,7 @@
 """What a caller says of a request, checked before anything is sent.
 
-Always: a prompt is given in one of three ways, and every count is one that a scheduler takes. Token ids are turned into block keys
-later, when the pool is known; they never leave this process.
+Always: a prompt is given in one of three ways, and every count is one that a scheduler takes. Token ids are turned
+into block keys later, when the pool is known; they never leave this process.
 """
 
 import struct

@@ -78,7 +78,7 @@ def decode_acquire(
         if len(excluded) > EXCLUDED_WORKERS_MAX:
             raise InvalidRequest(f"A request may exclude {EXCLUDED_WORKERS_MAX} workers, not {len(excluded)}.")
         if max(map(len, excluded)) > NAME_CHARACTERS_MAX:
-            raise InvalidRequest(f"An excluded worker's name must be at most {NAME_CHARACTERS_MAX} characters long.")
+            raise InvalidRequest(f"The name of an excluded worker has at most {NAME_CHARACTERS_MAX} characters.")
     if len(wire.user) > NAME_CHARACTERS_MAX:
         raise InvalidRequest(f"The user's name must be at most {NAME_CHARACTERS_MAX} characters long.")
     return Request(

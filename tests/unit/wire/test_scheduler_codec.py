@@ -85,7 +85,7 @@ def test_any_bytes_are_a_request_or_refused(raw: bytes) -> None:
         ({"block_keys": bytes(7)}, "8 bytes each, not 7 bytes"),
         ({"user": "u" * 201}, "at most 200 characters"),
         ({"excluded_workers": ["w"] * 65}, "exclude 64 workers, not 65"),
-        ({"excluded_workers": ["w", "w" * 201]}, "at most 200 characters"),
+        ({"excluded_workers": ["w", "w" * 201]}, "has at most 200 characters"),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
