@@ -19,6 +19,10 @@ def config(**changed: object) -> DaemonConfig:
     return DaemonConfig(SchedulerConfig(PoolId("p")), Path("secret"), **changed)  # type: ignore[arg-type]
 
 
+def core(**changed: object) -> DaemonConfig:
+    return DaemonConfig(SchedulerConfig(PoolId("p"), **changed), Path("secret"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -36,6 +40,11 @@ def config(**changed: object) -> DaemonConfig:
         (lambda: config(session_calls_max=-1), "session_calls_max must be at least 1"),
         (lambda: config(metric_tenants_max=-1), "metric_tenants_max must not be negative"),
         (lambda: DaemonConfig(SchedulerConfig(PoolId("")), Path("s")), "must be told its pool"),
+        (lambda: core(ticket_ttl_ms=0), "ticket_ttl_ms must be at least 3"),
+        (lambda: core(window_delay_ms=-1.0), "window_delay_ms must lie between"),
+        (lambda: core(window_delay_ms=float("nan")), "window_delay_ms must lie between"),
+        (lambda: core(window_delay_ms=float("inf")), "window_delay_ms must lie between"),
+        (lambda: core(worker_stale_after_ms=9, worker_lost_after_ms=8), "worker_stale_after_ms must be"),
         (lambda: TlsConfig.of(Path("c"), None, None), "both a certificate file and a key file"),
     ],
 )
