@@ -18,6 +18,7 @@ from tests.fixtures.scheduler_daemon import (
     load,
 )
 
+from evenhand.client import AsyncClient, PermissionDenied
 from evenhand.core.ids import TenantId
 from evenhand.core.kv import WorkerLeft
 from evenhand.ports import Principal
@@ -277,3 +278,21 @@ async def test_a_stop_ends_streams_in_bounded_time(world: World) -> None:
         async with asyncio.timeout(5):
             await daemon.stop()
         assert await session.code() is not grpc.StatusCode.OK
+
+
+async def test_the_sdk_takes_answers_that_travel_together(world: World, daemon: SchedulerDaemon) -> None:
+    count = 100
+    async with AsyncClient(daemon.address, pool="llama", tenant="b") as sdk:
+
+        async def ask(number: int) -> None:
+            async with sdk.acquire(prompt_tokens=1, max_output_tokens=1, request_id=f"r{number}"):
+                await asyncio.sleep(60)  # held until the test is over
+
+        asking = [asyncio.create_task(ask(number)) for number in range(SLOTS + count)]
+        await eventually(lambda: pool(daemon)["queued_total"] == count)
+        world.directory.remove_tenant(TenantId("b"))  # all that wait are refused in one step
+        await eventually(lambda: sum(task.done() for task in asking) == count)
+        assert {type(task.exception()) for task in asking if task.done()} == {PermissionDenied}
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

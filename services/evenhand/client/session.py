@@ -70,6 +70,7 @@ class Stream:
         self._call_id += 1
         call_id = self._call_id
         request = pb.SessionRequest(call_id=call_id, **{_FIELD_OF[type(question)]: question})  # type: ignore[arg-type]
+        request.answers_together = call_id == 1  # said once a stream: one message may bring several answers
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[call_id] = future
         try:
@@ -93,6 +94,8 @@ class Stream:
             async for response in self._call:
                 self._heard_at = self._loop.time()
                 self._take(response)
+                for further in response.more:
+                    self._take(further)
         except grpc.aio.AioRpcError as error:
             self.fail(from_rpc_error(error, self._address))
         else:
