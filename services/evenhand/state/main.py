@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter, Profile
+from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs, get_logger
 from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
 from evenhand.postgres.database import Database, DatabaseConfig
@@ -25,10 +25,6 @@ from evenhand.state.fault import FaultPoint
 from evenhand.state.metrics import StateMetrics
 from evenhand.state.pages import Pages
 from evenhand.state.service import StateService
-
-EMBEDDED_SILENCE_MS = 2_000
-"""The embedded broker's silence counts as the loss of its log only after twice this. A wrong verdict makes this
-service read the whole log again and ask every worker for a snapshot, so it waits longer than the profile does."""
 
 _log = get_logger("state")
 
@@ -62,17 +58,12 @@ def parse(argv: Sequence[str]) -> Options:
     require_given(parser, arguments, "dsn", "kafka")
     return Options(
         database=DatabaseConfig(arguments.dsn, "state"),
-        kafka=_kafka(arguments.kafka_profile, arguments.kafka),
+        kafka=KafkaConfig.of(arguments.kafka_profile, arguments.kafka),
         state=StateConfig(group_ms_max=arguments.group_ms, start_ms_max=arguments.start_ms),
         metrics_port=arguments.metrics_port,
         log_format=arguments.log_format,
         log_level=arguments.log_level,
     )
-
-
-def _kafka(profile: str, bootstrap: str) -> KafkaConfig:
-    patience = {"verify_silence_ms": EMBEDDED_SILENCE_MS} if profile == Profile.EMBEDDED.value else {}
-    return KafkaConfig.of(profile, bootstrap, **patience)
 
 
 async def serve(options: Options) -> None:
