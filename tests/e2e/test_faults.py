@@ -45,6 +45,10 @@ async def database_dies(system: System) -> None:
     await until(answers)
 
 
+async def state_dies(system: System) -> None:
+    await _service_dies(system, "state")
+
+
 async def scheduler_dies(system: System) -> None:
     await _service_dies(system, "scheduler")
 
@@ -81,6 +85,7 @@ async def _gone(system: System, name: str) -> bool:
 PARTS: dict[str, Callable[[System], Awaitable[None]]] = {
     "broker": broker_dies,
     "postgres": database_dies,
+    "state": state_dies,
     "scheduler": scheduler_dies,
     "edge": edge_dies,
     "engine": engine_dies,

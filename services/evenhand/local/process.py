@@ -3,10 +3,12 @@
 A child is started in its own process group, with the parent's death wired to its own (Linux), so that neither
 Ctrl-C nor ``kill -9`` of the parent leaves anything running. Its log goes to a file; the last lines are quoted
 when it fails to start.
+
+What wires it is a line of Python that runs in the child and then becomes the program. It is not done between fork
+and exec: the parent has threads (gRPC's among them), and code that runs in a fork of such a process may crash.
 """
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -20,14 +22,19 @@ STOP_SECONDS_MAX = 8.0
 
 READY_POLL_SECONDS = 0.05
 LOG_TAIL_LINES = 8
-_PR_SET_PDEATHSIG = 1
+_DIE_WITH_PARENT = (
+    "import ctypes, os, sys; "
+    f"ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}); "  # 1 is PR_SET_PDEATHSIG
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); "
+    "os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
-def _die_with_parent() -> None:
-    """Run in the child before exec: own process group, and SIGKILL when the parent dies."""
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _bound_to_us(arguments: Sequence[str]) -> tuple[str, ...]:
+    """The command line behind the line that binds it to this process; as it is where the system cannot bind."""
+    if sys.platform != "linux":
+        return tuple(arguments)
+    return (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *arguments)
 
 
 class ManagedProcess:
@@ -57,12 +64,12 @@ class ManagedProcess:
         """
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self.arguments,
+                *_bound_to_us(self.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environment},
-                preexec_fn=_die_with_parent,
+                process_group=0,
             )
         try:
             async with asyncio.timeout(timeout_s):
