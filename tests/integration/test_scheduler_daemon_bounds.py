@@ -137,3 +137,54 @@ async def test_a_tenant_deleted_while_nobody_is_in_office_is_forgotten(world: Wo
         pool = daemon.status()["pool"]
         assert {tenant["tenant_id"] for tenant in pool["tenants"]} == {"a", "b"}  # type: ignore[index]
         assert b"passing" not in daemon._office.checkpoint()
+
+
+async def fill(client: Client, daemon: SchedulerDaemon) -> None:
+    """Take every place, so that whoever comes next waits."""
+    for number in range(16):
+        await client.acquire(f"filler-{number}")
+    assert daemon.status()["pool"]["queued_total"] == 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        ({"acquire_timeout_default_ms": 50}, {}),
+        ({"acquire_timeout_max_ms": 50}, {"timeout_ms": 60_000}),
+    ],
+)
+async def test_a_wait_is_bounded_by_the_settings(
+    world: World, settings: dict[str, int], fields: dict[str, int]
+) -> None:
+    async with world.daemon(world.config(**settings)) as daemon, connected(daemon) as client:
+        await fill(client, daemon)
+        call = client.stub.Acquire(acquire_request("waits", **fields))
+        assert (await asyncio.wait_for(error_of(call), 10)).reason == "DEADLINE_PASSED"
+
+
+async def test_no_more_calls_wait_than_the_setting_says(world: World) -> None:
+    async with world.daemon(world.config(calls_pending_max=3)) as daemon, connected(daemon) as client:
+        await fill(client, daemon)
+        async with connected(daemon) as other:
+            session = other.session()
+            for number in range(4):
+                await session.write(
+                    pb.SessionRequest(call_id=number + 1, acquire=acquire_request(f"waits-{number}"))
+                )
+            refused = await asyncio.wait_for(session.read(), 10)
+            assert refused.call_id == 4
+            session.cancel()
+
+
+async def test_a_stop_waits_for_open_tickets_as_long_as_the_setting_says(world: World) -> None:
+    took_s = []
+    for number, drain_timeout_ms in enumerate((50, 700)):
+        config = world.config(drain_timeout_ms=drain_timeout_ms)
+        loop = asyncio.get_running_loop()
+        async with world.daemon(config) as daemon, connected(daemon) as client:
+            await client.acquire(f"open-{number}")
+            began = loop.time()
+            await daemon.stop()
+            took_s.append(loop.time() - began)
+    assert took_s[1] >= 0.7
+    assert took_s[1] - took_s[0] > 0.3
