@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.fixtures.scheduler_daemon import World, announced, connected, error_of, eventually, load, stored
 
+from evenhand.core.checkpoint import SchedulerCheckpoint
+from evenhand.core.scheduler import PoolScheduler
 from evenhand.scheduler.daemon import SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import Code
@@ -180,3 +182,27 @@ async def test_an_unreadable_checkpoint_does_not_stop_the_pool(world: World) -> 
     async with world.daemon(world.config(lease_ttl_ms=400)) as daemon, connected(daemon) as client:
         assert (await client.acquire("r1")).ticket
         assert b'evenhand_scheduler_faults_total{task="checkpoint"} 1.0' in daemon._page()
+
+
+async def test_a_fault_at_the_start_of_a_term_costs_that_term_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore, faults = PoolScheduler.restore, iter((RuntimeError("broken"),))
+
+    def restore_faultily(scheduler: PoolScheduler, checkpoint: SchedulerCheckpoint, now_ns: int) -> None:
+        if fault := next(faults, None):
+            raise fault
+        restore(scheduler, checkpoint, now_ns)
+
+    monkeypatch.setattr("evenhand.scheduler.daemon.TASK_RESTART_S", 0.01)
+    async with world.daemon() as daemon, connected(daemon) as client:
+        await client.acquire("r1")
+        await asyncio.sleep(0.15)  # two checkpoints
+    monkeypatch.setattr(PoolScheduler, "restore", restore_faultily)
+    async with world.daemon() as daemon:
+        assert daemon.actor.granting
+        assert tickets_open(daemon) == 1
+        assert b'evenhand_scheduler_faults_total{task="ownership"} 1.0' in daemon._page()
+        assert sorted(task.get_name() for task in daemon._tasks) == [
+            f"scheduler.{name}" for name in ("control", "directory", "health", "live_map", "ownership")
+        ]

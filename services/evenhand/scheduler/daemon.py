@@ -181,16 +181,17 @@ class SchedulerDaemon:
         self._spawn("control", self._control.run)
         self._spawn("live_map", self.live_map.run)
         self._spawn("ownership", self._stand_for_office)
+        self._spawn("health", self._tell_health)
         log.info("started", address=self.address, pool=self._config.pool_id, load_s=time.monotonic() - began)
 
     async def _stand_for_office(self) -> None:
         await self.live_map.caught_up.wait()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        self._spawn("health", self._tell_health)
         await self._ownership.run()
 
     async def _tell_health(self) -> None:
-        """SERVING for the service's own name only while this process may grant."""
+        """SERVING for the server once it is warm, for the service's own name only while this process may grant."""
+        await self.live_map.caught_up.wait()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         owning = self._ownership.owning
         told = None
         while True:

@@ -51,10 +51,11 @@ class PoolOffice:
         assert self._scheduler is None, "a term begins when the one before has ended"
         live_map, actor = self._live_map, self._actor
         saved = self._read(checkpoint)
-        self._presence = Presence(live_map.cache_map)
-        scheduler = self._scheduler = PoolScheduler(self._config, self._presence, term)
+        presence = Presence(live_map.cache_map)
+        scheduler = PoolScheduler(self._config, presence, term)
         if saved is not None:
             scheduler.restore(saved.checkpoint, time.monotonic_ns())
+        self._presence, self._scheduler = presence, scheduler  # not before: a fault so far leaves no office taken
         actor.begin_term(scheduler, term, lease_until_ns, saved.saved_wall_ms if saved is not None else 0)
         for tenant in self._watch.tenants.values():
             actor.tell(TenantChanged(tenant))

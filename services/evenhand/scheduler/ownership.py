@@ -153,8 +153,9 @@ class Ownership:
     async def _renew(self, lease: Lease) -> None:
         """Renew until the lease has run out here."""
         interval_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
+        pause_s = interval_s
         while True:
-            await asyncio.sleep(min(interval_s, max(0.0, self._remaining_s())))
+            await asyncio.sleep(min(pause_s, max(0.0, self._remaining_s())))
             asked_at_ns = time.monotonic_ns()
             try:
                 async with asyncio.timeout(max(0.001, self._remaining_s())):
@@ -164,10 +165,11 @@ class Ownership:
             except (Unavailable, TimeoutError):
                 if self._remaining_s() <= 0:
                     return
-                await asyncio.sleep(interval_s / 4)
+                pause_s = interval_s / 4
                 continue
             if self._remaining_s() <= 0:
                 return
+            pause_s = interval_s
             self._until_ns = self._end_of(asked_at_ns)
             self._office.extend(self._until_ns)
 
