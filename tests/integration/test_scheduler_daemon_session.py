@@ -16,6 +16,7 @@ from tests.fixtures.scheduler_daemon import (
     connected,
     eventually,
     load,
+    wall_ms,
 )
 
 from evenhand.client import AsyncClient, PermissionDenied
@@ -265,6 +266,19 @@ async def test_a_revoked_key_ends_the_stream(world: World) -> None:
         before = daemon.watch.revision
         world.revoke_key("key-a")
         await eventually(lambda: daemon.watch.revision != before)
+        await session.write(acquire(2, "r2"))
+        assert await session.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert pool(daemon)["queued_total"] == 0
+
+
+async def test_a_key_that_expires_ends_the_stream(world: World) -> None:
+    expires_at_ms = wall_ms() + 400
+    world.add_key("key-a", Principal("app", "service", (TenantId("a"),), expires_at_ms=expires_at_ms))
+    async with world.daemon(world.config(insecure_loopback=False)) as daemon, connected(daemon, "key-a") as client:
+        session = client.session()
+        await session.write(acquire(1, "r1"))
+        assert (await read(session)).acquire.ticket
+        await eventually(lambda: wall_ms() > expires_at_ms)
         await session.write(acquire(2, "r2"))
         assert await session.code() is grpc.StatusCode.UNAUTHENTICATED
         assert pool(daemon)["queued_total"] == 0

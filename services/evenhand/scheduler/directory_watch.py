@@ -89,7 +89,7 @@ class DirectoryWatch:
     def cached_principal(self, key_sha256: bytes) -> Principal | None:
         """The principal of a key that has been looked up since the last change and has not expired."""
         principal = self._principals.get(key_sha256)
-        if principal is None or _expired(principal):
+        if principal is None or expired(principal):
             return None
         return principal
 
@@ -102,7 +102,7 @@ class DirectoryWatch:
             return None
         revision = self.revision
         principal = await self._directory.principal_of(key_sha256)
-        if principal is not None and _expired(principal):
+        if principal is not None and expired(principal):
             principal = None
         if revision == self.revision:  # an answer from before a change is used once, not kept
             if principal is None:
@@ -112,7 +112,8 @@ class DirectoryWatch:
         return principal
 
 
-def _expired(principal: Principal) -> bool:
+def expired(principal: Principal) -> bool:
+    """Whether the time of a principal's key is over, by the wall clock."""
     return principal.expires_at_ms is not None and principal.expires_at_ms <= time.time() * 1000
 
 

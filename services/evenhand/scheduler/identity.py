@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from evenhand.core.errors import Unavailable
 from evenhand.core.ids import TenantId
 from evenhand.ports import ALL_TENANTS, Principal
-from evenhand.scheduler.directory_watch import DirectoryWatch
+from evenhand.scheduler.directory_watch import DirectoryWatch, expired
 from evenhand.wire.status import (
     CREDENTIAL_MISSING,
     CREDENTIAL_UNKNOWN,
@@ -41,6 +41,11 @@ class Caller:
     @property
     def usage_believed(self) -> bool:
         return self.principal.role == "service"
+
+    @property
+    def expired(self) -> bool:
+        """The key was good when it was shown, and is so no more."""
+        return expired(self.principal)
 
 
 class CallRefused(Exception):

@@ -81,7 +81,7 @@ class Session:
         """Tokens of tickets that this stream keeps alive."""
 
     async def run(self) -> None:
-        """Serve until the client is done or gone. Raises ``CallRefused`` if its credential has been revoked."""
+        """Serve until the client is done or gone. Raises ``CallRefused`` if its key is revoked or expires."""
         tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._renew())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +118,7 @@ class Session:
         """Deal with what the client says, until it has no more to say and has all its answers."""
         read, end = self._context.read, grpc.aio.EOF  # type: ignore[attr-defined]
         while (message := await read()) is not end:
-            if self._revision != self._identity.revision:
+            if self._revision != self._identity.revision or self._caller.expired:
                 await self._look_again()
             while len(self._outgoing) >= self._limits.calls_max:
                 await self._wait_written()
@@ -173,7 +173,7 @@ class Session:
             self._waiting[waiter] = call_id
 
     async def _look_again(self) -> None:
-        """The directory has changed: who is calling?"""
+        """The directory has changed, or the key's time is over: who is calling?"""
         revision = self._identity.revision
         self._caller = await self._identity.still(self._caller)
         self._revision = revision
@@ -213,7 +213,7 @@ class Session:
         """Keep the stream's tickets alive, and its credential checked, until cancelled."""
         while True:
             await asyncio.sleep(self._calls.ticket_ttl_ms / 3000)
-            if self._revision != self._identity.revision:
+            if self._revision != self._identity.revision or self._caller.expired:
                 await self._look_again()
             for count, token in enumerate(tuple(self._tickets), 1):
                 self._renew_one(token)
