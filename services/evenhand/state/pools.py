@@ -11,6 +11,7 @@ One writer, the state service. Bounded: refusals and strangers are remembered up
 from collections.abc import Iterable
 from enum import Enum
 
+from evenhand.core.announcement import check_announcement
 from evenhand.core.ids import PoolId, WorkerId
 from evenhand.core.kv import WorkerAnnounced
 from evenhand.ports import Directory, PoolSpec
@@ -54,6 +55,25 @@ class PoolGate:
 
         Raises ``Unavailable`` if the directory is away; nothing is decided then.
         """
+        reason = check_announcement(None, announced)
+        if reason is None:
+            reason = await self._misfit(announced)
+        if reason is None:
+            self._refused.pop(announced.worker_id, None)
+            self._admitted[announced.worker_id] = announced.pool_id
+            return None
+        self._admitted.pop(announced.worker_id, None)
+        self._refused[announced.worker_id] = reason
+        if len(self._refused) > REMEMBERED_MAX:
+            del self._refused[next(iter(self._refused))]
+        return reason
+
+    async def _misfit(self, announced: WorkerAnnounced) -> str | None:
+        """Why the worker does not fit its pool, as the directory knows it; None if it does, or defines it."""
+        pool = self._pools.get(announced.pool_id)
+        if pool is not None and check_announcement(pool, announced) is None:
+            return None
+        # An administrator may have changed the pool since it was last asked for.
         mine = PoolSpec(
             announced.pool_id,
             announced.model,
@@ -61,34 +81,10 @@ class PoolGate:
             announced.key_scheme,
             announced.salt_generation,
         )
-        pool = self._pools.get(announced.pool_id)
-        if pool is None or _disagreement(mine, pool):
-            # An administrator may have changed the pool since it was last asked for.
-            pool = self._pools[announced.pool_id] = await self._directory.register_pool(mine)
-        what = _disagreement(mine, pool)
-        if not what:
-            self._refused.pop(announced.worker_id, None)
-            self._admitted[announced.worker_id] = announced.pool_id
-            return None
-        reason = f"Worker {announced.worker_id!r} is refused by pool {announced.pool_id!r}: {what}."
-        self._admitted.pop(announced.worker_id, None)
-        self._refused[announced.worker_id] = reason
-        if len(self._refused) > REMEMBERED_MAX:
-            del self._refused[next(iter(self._refused))]
-        return reason
+        pool = self._pools[announced.pool_id] = await self._directory.register_pool(mine)
+        return check_announcement(pool, announced)
 
     def forget(self, worker_id: WorkerId) -> None:
         """The worker left; whoever comes under its name announces itself first."""
         self._admitted.pop(worker_id, None)
         self._refused.pop(worker_id, None)
-
-
-def _disagreement(mine: PoolSpec, pool: PoolSpec) -> str:
-    """Empty where the two agree. The salt generation is no part of it: it moves while workers run."""
-    if mine.model != pool.model:
-        return f"it serves model {mine.model!r}, the pool {pool.model!r}"
-    if mine.block_size_tokens != pool.block_size_tokens:
-        return f"its blocks have {mine.block_size_tokens} tokens, the pool's {pool.block_size_tokens}"
-    if mine.key_scheme != pool.key_scheme:
-        return f"its key scheme is {mine.key_scheme!r}, the pool's {pool.key_scheme!r}"
-    return ""

@@ -134,8 +134,9 @@ class StateService:
             await self._finish(committer)
         finally:
             await _end([committer, *others])
-        for task in done:
-            task.result()
+        for task in (*done, committer):
+            if not task.cancelled():
+                task.result()
 
     async def _finish(self, committer: asyncio.Task[None]) -> None:
         """Let the committer end its round and write the rest, within the bound."""
