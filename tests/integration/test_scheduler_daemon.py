@@ -350,6 +350,8 @@ async def test_a_worker_that_does_not_fit_the_pool_is_refused(world: World, daem
     await eventually(lambda: "odd" in daemon.live_map.refused)
     assert "its block size is 32 tokens" in daemon.live_map.refused[announced("odd").worker_id]
     assert "odd" not in daemon.live_map.workers
+    world.say(announced("odd", kv_blocks=0))
+    await eventually(lambda: "does not say how many" in daemon.live_map.refused[announced("odd").worker_id])
     world.say(announced("odd"))
     await eventually(lambda: "odd" in daemon.live_map.workers)
     assert not daemon.live_map.refused

@@ -107,6 +107,10 @@ async def test_usage_is_believed_from_services_alone(daemon: SchedulerDaemon) ->
         granted = await client.acquire("r1", tenant="")
         settled = await client.settle(granted.ticket, none_used)
         assert settled.attained_cost == pytest.approx(granted.charged_cost)
+        granted = await client.acquire("r3", tenant="")
+        settled = await client.settle(granted.ticket, none_used, pb.OUTCOME_WORKER_LOST)
+        assert settled.attained_cost == pytest.approx(granted.charged_cost)
+        assert not settled.request_continues
     async with connected(daemon, "key-a") as client:
         granted = await client.acquire("r2", tenant="")
         assert (await client.settle(granted.ticket, none_used)).attained_cost == 1

@@ -37,6 +37,8 @@ from evenhand.wire.scheduler_codec import (
 from evenhand.wire.status import TICKET_ALREADY_CLOSED, UNKNOWN_POOL, UNKNOWN_TICKET, WireError, wire_error
 
 POOL_UNKNOWN_RETRY_MS = 1_000
+RENEW_AFTER_MS_MAX = 3_000
+"""A holder without a stream renews so often that a successor hears of it within ``ticket_confirm_ms``."""
 TTFT_MS_MAX = 3_600_000.0
 
 Answer = Callable[[Waiter, pb.AcquireResponse | WireError], None]
@@ -143,6 +145,8 @@ class Calls:
         if not isfinite(ttft_ms) or not 0.0 <= ttft_ms <= TTFT_MS_MAX:
             raise _invalid(InvalidRequest(f"A time to first token of {ttft_ms} ms is impossible."))
         believed = caller.usage_believed
+        if outcome is LegOutcome.WORKER_LOST and not believed:
+            outcome = LegOutcome.CANCELLED  # a lost worker gives the charge back, as no usage does
         settle = Settle(
             ticket.ticket_id, usage if believed else None, outcome, ttft_ms if believed and ttft_ms else None
         )
@@ -243,7 +247,7 @@ class Calls:
             predicted_cached_tokens=ticket.predicted_cached_tokens,
             predicted_ttft_ms=_predicted_ttft_ms(decision, ticket),
             ttl_ms=self.ticket_ttl_ms,
-            renew_after_ms=self.ticket_ttl_ms // 3,
+            renew_after_ms=min(self.ticket_ttl_ms // 3, RENEW_AFTER_MS_MAX),
             leg=ticket.leg,
             charged_cost=ticket.charge,
             explanation=encode_explanation(decision, ticket, entry.decision_id, explain),

@@ -222,6 +222,10 @@ class LiveMap:
         except Unavailable as error:
             log.warning("announcement_postponed", worker=worker_id, error=str(error))
             return  # the next heartbeat brings it again
+        if not misfit and announced.kv_blocks < 1 and worker_id not in self._announced:
+            misfit = (
+                f"Worker {worker_id} does not say how many KV blocks it holds; its edge has --kv-blocks for that."
+            )
         if misfit:
             self._refuse(worker_id, misfit)
             return
