@@ -25,8 +25,6 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
-
 from evenhand.core.block_key import KEY_SCHEME
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.ids import Epoch, PoolId, Seq, WorkerId
@@ -150,8 +148,7 @@ def main() -> None:
         database = EmbeddedDatabase(Path(folder) / "database", durable=False)
         database.start()
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                rounds = runner.run(measure(database.dsn, arguments.blocks, arguments.workers, arguments.rounds))
+            rounds = asyncio.run(measure(database.dsn, arguments.blocks, arguments.workers, arguments.rounds))
         finally:
             database.stop()
     print(f"\n{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
