@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -154,7 +155,7 @@ async def fill(client: Client, daemon: SchedulerDaemon) -> None:
     ],
 )
 async def test_a_wait_is_bounded_by_the_settings(
-    world: World, settings: dict[str, int], fields: dict[str, int]
+    world: World, settings: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     async with world.daemon(world.config(**settings)) as daemon, connected(daemon) as client:
         await fill(client, daemon)
@@ -166,7 +167,7 @@ async def test_no_more_calls_wait_than_the_setting_says(world: World) -> None:
     async with world.daemon(world.config(calls_pending_max=3)) as daemon, connected(daemon) as client:
         await fill(client, daemon)
         async with connected(daemon) as other:
-            session = other.session()
+            session = other.session()  # type: ignore[no-untyped-call]
             for number in range(4):
                 await session.write(
                     pb.SessionRequest(call_id=number + 1, acquire=acquire_request(f"waits-{number}"))
