@@ -60,7 +60,7 @@ def test_the_base_install_is_enough() -> None:
         "pydantic",
         "aiohttp",
         "msgspec",
-        "typer",
+        "rich",
         "yaml",
         "zmq",
         "asyncpg",
