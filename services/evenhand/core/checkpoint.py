@@ -1,8 +1,11 @@
 """What outlives a scheduler's process: clocks, open tickets, what was learned. Plain data, no wall clock.
 
 Times are durations from the moment of the checkpoint, as the next process counts its own monotonic time. Queues
-are not kept: clients ask again and find their open ticket or a place in the queue. An open ticket gets a whole
-time to live from the restore on, as its owner could renew it with nobody meanwhile.
+are not kept: clients ask again and find their open ticket or a place in the queue.
+
+An open ticket has ``ticket_confirm_ms`` from the restore on, as its owner could renew it with nobody meanwhile;
+once its owner is heard of it has a whole time to live again. It cannot have that from the start: what was settled
+after the checkpoint is open in it, and a busy pool of short requests would be full of such tickets.
 
 A ticket granted after the last checkpoint is unknown to the successor; its owner's signed ticket makes it known
 (``TicketAdopted``), and its charge goes onto the clock then.
@@ -98,6 +101,6 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int)
     legs.virtual_times.update((clock.worker_id, clock.virtual_time) for clock in checkpoint.workers)
     legs.estimator.restore(checkpoint.output_means)
     legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
-    ttl_ns = legs.config.ticket_ttl_ms * 1_000_000
+    ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
     for held in checkpoint.tickets:
         legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)

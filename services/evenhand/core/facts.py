@@ -273,6 +273,9 @@ class SchedulerConfig:
     headroom_divisor: int = 8
     """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
     ticket_ttl_ms: int = 30_000
+    ticket_confirm_ms: int = 4_000
+    """An open ticket of an earlier term ends so long after the take-over unless its holder is heard of: it may
+    have been settled since the checkpoint, and would hold a place that nobody uses."""
     worker_stale_after_ms: int = 5_000
     """A worker unheard of for this long is no candidate."""
     worker_lost_after_ms: int = 15_000

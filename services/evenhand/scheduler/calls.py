@@ -37,7 +37,7 @@ from evenhand.wire.scheduler_codec import (
 from evenhand.wire.status import TICKET_ALREADY_CLOSED, UNKNOWN_POOL, UNKNOWN_TICKET, WireError, wire_error
 
 POOL_UNKNOWN_RETRY_MS = 1_000
-RENEW_AFTER_MS_MAX = 3_000
+RENEW_AFTER_MS_MAX = 2_500
 """A holder without a stream renews so often that a successor hears of it within ``ticket_confirm_ms``."""
 TTFT_MS_MAX = 3_600_000.0
 

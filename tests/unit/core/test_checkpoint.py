@@ -4,7 +4,7 @@ import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ended, ticket, tickets
 
 from evenhand.core.facts import LegOutcome, Usage
-from evenhand.core.steps import Granted
+from evenhand.core.steps import Granted, Renew
 
 
 def worn() -> World:
@@ -72,11 +72,16 @@ def test_a_client_that_asks_again_finds_its_open_ticket() -> None:
     assert granted.decision.reason.value == "adopted"
 
 
-def test_restored_tickets_get_a_whole_time_to_live() -> None:
+def test_restored_tickets_end_soon_unless_their_holders_are_heard_of() -> None:
     heir = successor_of(worn())
+    heir.workers("w1", "w2", slots=2)
     heir.now_ns = 0
-    assert not ended(heir.tick(29_000))
-    assert [e.outcome for e in ended(heir.tick(1_001))] == [LegOutcome.EXPIRED] * 4
+    assert not ended(heir.tick(3_000))
+    held = heir.scheduler.checkpoint().tickets[0].ticket
+    heir.step(Renew(held.ticket_id))
+    assert [e.outcome for e in ended(heir.tick(1_001))] == [LegOutcome.EXPIRED] * 3
+    assert not ended(heir.tick(28_000))
+    assert [e.outcome for e in ended(heir.tick(1_001))] == [LegOutcome.EXPIRED]
 
 
 def test_tickets_of_a_worker_that_came_back_with_another_epoch_are_lost() -> None:
