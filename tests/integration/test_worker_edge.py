@@ -17,6 +17,7 @@ from evenhand.core.kv import (
     WorkerLeft,
     WorkerLoadReported,
 )
+from evenhand.worker.pages import metrics_page
 
 
 async def settle(b: Bench, reader: MapReader, expected: set[int], what: str) -> None:
@@ -289,10 +290,12 @@ async def test_traffic_without_events_is_an_alarm() -> None:
         await b.fault(silent=True)
         assert edge.state is not None
         state = edge.state
+        assert 'evenhand_edge_silent_with_traffic{worker_id="w0"} 0\n' in metrics_page(edge)
         for _ in range(4):
             await b.complete(b.prompt(40))
         await reader.until(lambda: state.alarmed, "the alarm")
         assert state.counters.silence_alarms == 1
+        assert 'evenhand_edge_silent_with_traffic{worker_id="w0"} 1\n' in metrics_page(edge)
 
 
 async def test_an_engine_without_events_is_announced_as_such() -> None:

@@ -4,6 +4,7 @@ import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
 
 from evenhand.core.facts import RefusalReason, TenantState, WorkerRole
+from evenhand.core.ids import WorkerId
 from evenhand.core.steps import Refused, WakeAt, WorkerDrained, WorkerGone
 
 
@@ -178,3 +179,39 @@ def test_no_refusal_names_another_tenant(world: World) -> None:
     sentences = [e.refusal.sentence for e in world.effects if isinstance(e, Refused) and e.tenant_id == "a"]
     assert sentences
     assert not [s for s in sentences if "competitor" in s]
+
+
+def test_what_is_refused_uses_up_nothing(world: World) -> None:
+    world.tenants("a", queue_length_max=2, queue_bytes_max=100, concurrency_max=1)
+    world.submit("a", size_bytes=10)
+    world.submit("a", size_bytes=10, request_id="waits")
+    before = world.scheduler.status(world.now_ns)
+    refused = [
+        refusal(effects).reason
+        for effects in (
+            world.submit("a", prompt=0),
+            world.submit("a", prompt=10**7),
+            world.submit("a", size_bytes=91),
+            world.submit("a", deadline_ns=world.now_ns),
+            world.submit("a", prompt=5, request_id="waits"),
+        )
+    ]
+    assert refused == [
+        RefusalReason.INVALID,
+        RefusalReason.TOO_LARGE,
+        RefusalReason.QUEUE_FULL,
+        RefusalReason.DEADLINE,
+        RefusalReason.REQUEST_ID_REUSED,
+    ]
+    assert world.scheduler.status(world.now_ns) == before
+    assert not [e for e in world.submit("a", size_bytes=90) if isinstance(e, Refused)]
+
+
+def test_a_dead_workers_capacity_is_not_counted(world: World) -> None:
+    world.workers("large", slots=8, kv_blocks=20_000)
+    assert ticket(world.submit("a", prompt=200_000)).worker_id == "large"
+    world.step(WorkerGone(WorkerId("large"), "killed"))
+    answer = refusal(world.submit("a", prompt=200_000))
+    assert answer.reason is RefusalReason.TOO_LARGE
+    assert "160000" in answer.sentence
+    assert len([t for _ in range(9) for t in tickets(world.submit("b"))]) == 1, "the one slot that is left"
