@@ -3,9 +3,20 @@
 Two profiles. ``production`` is Apache Kafka (or what keeps its promises): the producer is idempotent, so a retry
 is never written twice. ``embedded`` is the broker that ``evenhand up`` starts: memory only, no idempotence, no
 retention. Everything else is one code path, so that what runs on a laptop is what runs in a cluster.
+
+How to be let in comes from the environment alone (``of_environment``): no password stands on a command line.
+
+===============================  =========================================================================
+``EVENHAND_KAFKA_SECURITY``      ``PLAINTEXT`` (default), ``SSL``, ``SASL_PLAINTEXT`` or ``SASL_SSL``
+``EVENHAND_KAFKA_CA_FILE``       PEM file of the authority that signed the brokers' certificates
+``EVENHAND_KAFKA_MECHANISM``     of SASL; ``SCRAM-SHA-512`` if unset
+``EVENHAND_KAFKA_USERNAME``      for SASL
+``EVENHAND_KAFKA_PASSWORD``      for SASL
+===============================  =========================================================================
 """
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -22,6 +33,7 @@ PARTITIONS_MAX = 1_000
 RETENTION_MS = {KV_TOPIC: 24 * 3_600_000, CONTROL_TOPIC: 3_600_000}
 """How long Kafka keeps a topic; a reader that stayed away longer starts over with snapshots."""
 RETENTION_DEFAULT_MS = 3_600_000
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 class Profile(Enum):
@@ -92,8 +104,14 @@ class KafkaConfig:
             raise InvalidConfig("The Kafka setting reconnect_wait_ms_max must not be below reconnect_wait_ms_min.")
         if self.fetch_wait_ms_max >= self.request_timeout_ms:
             raise InvalidConfig("The Kafka setting fetch_wait_ms_max must be below request_timeout_ms.")
+        if self.sasl_mechanism not in SASL_MECHANISMS:
+            raise InvalidConfig(
+                f"The SASL mechanism {self.sasl_mechanism!r} of Kafka is none of {', '.join(SASL_MECHANISMS)}."
+            )
+        if self.ca_file is not None and not self.security_protocol.value.endswith("SSL"):
+            raise InvalidConfig(f"A CA file of Kafka has no effect with {self.security_protocol.value}.")
         if self.security_protocol.value.startswith("SASL") and not (self.sasl_username and self.sasl_password):
-            raise InvalidConfig(f"{self.security_protocol.value} needs sasl_username and sasl_password.")
+            raise InvalidConfig(f"{self.security_protocol.value} to Kafka needs a user name and a password.")
 
     @classmethod
     def production(cls, bootstrap: str, **changed: Any) -> Self:
@@ -122,6 +140,34 @@ class KafkaConfig:
         if profile == Profile.PRODUCTION.value:
             return cls.production(bootstrap, **changed)
         raise InvalidConfig(f"The Kafka profile {profile!r} is neither production nor embedded.")
+
+    @classmethod
+    def of_environment(cls, profile: str, bootstrap: str, environment: Mapping[str, str]) -> Self:
+        """As ``of``, with what the environment says of security; the embedded broker asks for none.
+
+        Raises ``InvalidConfig`` for what cannot be, a CA file that cannot be used included.
+        """
+        if profile != Profile.PRODUCTION.value:
+            return cls.of(profile, bootstrap)
+        changed: dict[str, Any] = {
+            field_name: environment[variable]
+            for field_name, variable in (
+                ("sasl_mechanism", "EVENHAND_KAFKA_MECHANISM"),
+                ("sasl_username", "EVENHAND_KAFKA_USERNAME"),
+                ("sasl_password", "EVENHAND_KAFKA_PASSWORD"),
+            )
+            if environment.get(variable)
+        }
+        if ca_file := environment.get("EVENHAND_KAFKA_CA_FILE"):
+            changed["ca_file"] = Path(ca_file)
+        if security := environment.get("EVENHAND_KAFKA_SECURITY"):
+            if security not in SecurityProtocol.__members__:
+                named = ", ".join(SecurityProtocol.__members__)
+                raise InvalidConfig(f"EVENHAND_KAFKA_SECURITY is {security!r}, which is none of {named}.")
+            changed["security_protocol"] = SecurityProtocol[security]
+        config = cls.production(bootstrap, **changed)
+        config.client_arguments()
+        return config
 
     @property
     def idempotent(self) -> bool:

@@ -7,6 +7,7 @@ sentence and exit code 1. SIGTERM and SIGINT drain and stop; a second one stops 
 import argparse
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -150,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logs("scheduler", arguments.log_format, arguments.log_level)
     try:
         config = config_of(arguments)
-        kafka = KafkaConfig.of(arguments.kafka_profile, arguments.kafka)
+        kafka = KafkaConfig.of_environment(arguments.kafka_profile, arguments.kafka, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(config, kafka, arguments.dsn))
     except EvenhandError as error:

@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> Options:
     require_given(parser, arguments, "dsn", "kafka")
     return Options(
         database=DatabaseConfig(arguments.dsn, "state"),
-        kafka=KafkaConfig.of(arguments.kafka_profile, arguments.kafka),
+        kafka=KafkaConfig.of_environment(arguments.kafka_profile, arguments.kafka, os.environ),
         state=StateConfig(group_ms_max=arguments.group_ms, start_ms_max=arguments.start_ms),
         metrics_port=arguments.metrics_port,
         log_format=arguments.log_format,

@@ -6,6 +6,7 @@ SIGTERM or SIGINT, with 2 and one sentence for a setting that is wrong, with 1 f
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def parse(argv: Sequence[str]) -> Options:
         load_interval_ms=arguments.load_interval_ms,
         announce_interval_ms=arguments.announce_interval_ms,
     )
-    kafka = KafkaConfig.of(arguments.kafka_profile, arguments.kafka)
+    kafka = KafkaConfig.of_environment(arguments.kafka_profile, arguments.kafka, os.environ)
     return Options(edge, kafka, arguments.metrics_port, arguments.leave, arguments.log_format, arguments.log_level)
 
 

@@ -82,7 +82,8 @@ def read_environment(environment: Mapping[str, str], data_parallel_rank: int) ->
         salt_generation=_whole(environment, "EVENHAND_SALT_GENERATION", 1),
         data_parallel_rank=data_parallel_rank,
     )
-    return PluginConfig(edge, KafkaConfig.of(environment.get("EVENHAND_KAFKA_PROFILE", "production"), kafka))
+    profile = environment.get("EVENHAND_KAFKA_PROFILE", "production")
+    return PluginConfig(edge, KafkaConfig.of_environment(profile, kafka, environment))
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int) -> int:

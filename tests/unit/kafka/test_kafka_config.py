@@ -30,7 +30,9 @@ def test_an_address_must_be_host_and_port(bootstrap: str) -> None:
         ({"partitions": 0}, "1 to 1000 partitions"),
         ({"publish_timeout_ms": 0}, "publish_timeout_ms must be at least 1"),
         ({"fetch_wait_ms_max": 9_000}, "below request_timeout_ms"),
-        ({"security_protocol": SecurityProtocol.SASL_SSL}, "needs sasl_username and sasl_password"),
+        ({"security_protocol": SecurityProtocol.SASL_SSL}, "SASL_SSL to Kafka needs a user name and a password"),
+        ({"sasl_mechanism": "GSSAPI"}, "'GSSAPI' of Kafka is none of PLAIN"),
+        ({"ca_file": Path("ca.pem")}, "CA file of Kafka has no effect with PLAINTEXT"),
         ({"reconnect_wait_ms_max": 10}, "reconnect_wait_ms_max"),
         ({"replication_factor": 0}, "replication_factor"),
     ],
@@ -64,3 +66,27 @@ def test_a_password_is_not_shown() -> None:
     )
     assert "hidden" not in repr(config)
     assert config.client_arguments()["sasl_plain_password"] == "hidden"
+
+
+def test_the_environment_says_how_to_be_let_in(tmp_path: Path) -> None:
+    environment = {
+        "EVENHAND_KAFKA_SECURITY": "SASL_SSL",
+        "EVENHAND_KAFKA_MECHANISM": "PLAIN",
+        "EVENHAND_KAFKA_USERNAME": "u",
+        "EVENHAND_KAFKA_PASSWORD": "hidden",
+    }
+    config = KafkaConfig.of_environment("production", "k:9092", environment)
+    arguments = config.client_arguments()
+    assert arguments["security_protocol"] == "SASL_SSL"
+    assert (arguments["sasl_mechanism"], arguments["sasl_plain_username"]) == ("PLAIN", "u")
+    assert arguments["sasl_plain_password"] == "hidden"
+    assert "hidden" not in repr(config)
+    assert KafkaConfig.of_environment("production", "k:9092", {}) == KafkaConfig.production("k:9092")
+    assert KafkaConfig.of_environment("embedded", "k:9092", environment) == KafkaConfig.embedded("k:9092")
+    for changed, sentence in (
+        ({"EVENHAND_KAFKA_SECURITY": "TLS"}, "EVENHAND_KAFKA_SECURITY is 'TLS', which is none of PLAINTEXT, SSL"),
+        ({"EVENHAND_KAFKA_PASSWORD": ""}, "needs a user name and a password"),
+        ({"EVENHAND_KAFKA_CA_FILE": str(tmp_path / "none.pem")}, "cannot be used"),
+    ):
+        with pytest.raises(InvalidConfig, match=sentence):
+            KafkaConfig.of_environment("production", "k:9092", environment | changed)
