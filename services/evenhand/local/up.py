@@ -32,6 +32,7 @@ from evenhand.logs import configure_logs
 
 DATA_DIR_DEFAULT = Path("~/.local/share/evenhand")
 LISTEN_DEFAULT = "127.0.0.1:7077"
+KEYS_FILE = "api_keys.json"
 REPORT_SECONDS = 0.5
 PATIENCE_REPORTS = 6
 """A worker that has not joined after so many looks is said not to answer."""
@@ -82,17 +83,25 @@ def stack_of(arguments: argparse.Namespace) -> StackFile:
     return parse_stack({"pool": arguments.pool, "workers": arguments.workers}, "The command line")
 
 
-def remember_keys(data_dir: Path, fresh: dict[str, str]) -> dict[str, str]:
-    """Every tenant's API key, those made just now included, kept in a file of mode 0600."""
-    path = data_dir / "api_keys.json"
-    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    if fresh:
-        known |= fresh
-        scratch = path.with_suffix(".tmp")
-        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(known, file, indent=2)
-        scratch.replace(path)
+def known_keys(data_dir: Path) -> dict[str, str]:
+    """Every tenant's API key made so far; raises ``InvalidConfig`` for a file that holds something else."""
+    path = data_dir / KEYS_FILE
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"The file of API keys {path} cannot be read: {error}.") from error
+    if not isinstance(known, dict) or not all(isinstance(key, str) for key in known.values()):
+        raise InvalidConfig(f"The file of API keys {path} does not map tenants to keys.")
     return known
+
+
+def remember_keys(data_dir: Path, keys: dict[str, str]) -> None:
+    """Keep every tenant's API key in a file of mode 0600: the database has none in clear."""
+    path = data_dir / KEYS_FILE
+    scratch = path.with_suffix(".tmp")
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(keys, file, indent=2)
+    scratch.replace(path)
 
 
 def show_addresses(console: Console, stack: Stack, keys: dict[str, str]) -> None:
@@ -157,10 +166,11 @@ async def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     data_dir = arguments.data_dir.expanduser().absolute()
+    keys = known_keys(data_dir)
     config = StackConfig(data_dir, file.pool, file.seed(), file.workers, listen=arguments.listen)
     console = Console()
     console.print("starting …")
-    serving = asyncio.create_task(_serve(config, console))
+    serving = asyncio.create_task(_serve(config, keys, console))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
@@ -173,9 +183,12 @@ async def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(config: StackConfig, console: Console) -> None:
+async def _serve(config: StackConfig, keys: dict[str, str], console: Console) -> None:
     async with Stack(config) as stack:
-        show_addresses(console, stack, remember_keys(config.data_dir, keys_by_principal(stack.generated_keys)))
+        if fresh := keys_by_principal(stack.generated_keys):
+            keys = keys | fresh
+            remember_keys(config.data_dir, keys)
+        show_addresses(console, stack, keys)
         await report_workers(console, stack)
 
 
