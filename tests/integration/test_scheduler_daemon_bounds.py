@@ -90,6 +90,7 @@ async def abuse(client: Client, world: World, round_number: int) -> None:
         await error_of(client.settle(name))
         await error_of(client.stub.Acquire(acquire_request("r"), metadata=(("authorization", f"Bearer {name}"),)))
         granted = await client.acquire(name)
+        await error_of(client.acquire(name, prompt_tokens=77))
         await client.settle(granted.ticket, USED)
         world.say(announced(name))
         world.say(WorkerLeft(WorkerId(name), Epoch(1)))
