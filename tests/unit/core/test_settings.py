@@ -120,6 +120,14 @@ def ticket_ttl_ms(value: int) -> Seen:
     return len(ended(world.tick(500)))
 
 
+def ticket_confirm_ms(value: int) -> Seen:
+    world = pool("a")
+    world.submit("a")
+    heir = World(config(ticket_confirm_ms=value), term=2)
+    heir.scheduler.restore(world.scheduler.checkpoint(), 0)
+    return len(ended(heir.tick(500)))
+
+
 def worker_stale_after_ms(value: int) -> Seen:
     world = pool("a", worker_stale_after_ms=value)
     world.tick(500)
@@ -207,6 +215,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "fill_penalty": (fill_penalty, 0.0, 1.0),
     "headroom_divisor": (headroom_divisor, 2, 8),
     "ticket_ttl_ms": (ticket_ttl_ms, 400, 600),
+    "ticket_confirm_ms": (ticket_confirm_ms, 400, 600),
     "worker_stale_after_ms": (worker_stale_after_ms, 400, 600),
     "worker_lost_after_ms": (worker_lost_after_ms, 400, 600),
     "output_estimate_default_tokens": (output_estimate_default_tokens, 10, 20),
