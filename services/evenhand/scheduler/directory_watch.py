@@ -5,7 +5,8 @@ actor, and every cached credential is forgotten, so that a revoked key is refuse
 database is away, what was known goes on, and a key that is not cached cannot be checked: the caller is told so.
 
 The cache is bounded and holds SHA-256 digests of keys, never keys. Unknown keys are remembered too, in a space of
-their own, so that guesses push out no principal.
+their own, so that guesses push out no principal; and at most ``LOOKUPS_MAX`` keys are looked up at once, so that a
+flood of guesses neither piles up nor takes the database from whoever needs it more.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from evenhand.ports import Directory, PoolSpec, Principal
 
 PRINCIPALS_CACHED_MAX = 4_096
 UNKNOWN_KEYS_CACHED_MAX = 1_024
+LOOKUPS_MAX = 256
 
 Kept = TypeVar("Kept")
 
@@ -40,6 +42,7 @@ class DirectoryWatch:
         self._tell = tell
         self._principals: dict[bytes, Principal] = {}
         self._unknown: dict[bytes, None] = {}
+        self._lookups = 0
         self.tenants: dict[TenantId, TenantSpec] = {}
         self.pool: PoolSpec | None = None
         self.revision = -1
@@ -94,14 +97,20 @@ class DirectoryWatch:
         return principal
 
     async def principal_of(self, key_sha256: bytes) -> Principal | None:
-        """The principal of a live key; None if there is none. Raises ``Unavailable``."""
+        """The principal of a live key; None if there is none. Raises ``Unavailable``; also if too many ask."""
         principal = self.cached_principal(key_sha256)
         if principal is not None:
             return principal
         if key_sha256 in self._unknown:
             return None
+        if self._lookups >= LOOKUPS_MAX:
+            raise Unavailable(f"{LOOKUPS_MAX} keys are being looked up already.")
         revision = self.revision
-        principal = await self._directory.principal_of(key_sha256)
+        self._lookups += 1
+        try:
+            principal = await self._directory.principal_of(key_sha256)
+        finally:
+            self._lookups -= 1
         if principal is not None and expired(principal):
             principal = None
         if revision == self.revision:  # an answer from before a change is used once, not kept

@@ -89,7 +89,7 @@ class Identity:
         try:
             principal = await self._watch.principal_of(digest)
         except Unavailable as error:
-            sentence = "The API key cannot be checked while the directory is away."
+            sentence = "The API key cannot be checked now: the directory is away or busy."
             raise CallRefused(wire_error(DIRECTORY_AWAY, sentence, DIRECTORY_RETRY_MS)) from error
         if principal is None:
             raise CallRefused(wire_error(CREDENTIAL_UNKNOWN, "The API key is unknown, revoked or expired."))

@@ -39,6 +39,8 @@ LISTEN_DEFAULT = "127.0.0.1:7077"
 """Where the SDK looks, too."""
 SECRET_FILE_DEFAULT = Path("~/.local/state/evenhand/master.secret")
 DATABASE_CONNECTIONS = 4
+LEASE_CONNECTIONS = 2
+"""Of their own, for renewals and checkpoints: whatever else is asked of the database must not cost the lease."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,7 +99,10 @@ def config_of(arguments: argparse.Namespace) -> DaemonConfig:
 @asynccontextmanager
 async def real_ports(kafka: KafkaConfig, dsn: str) -> AsyncIterator[DaemonPorts]:
     """Kafka and Postgres; raises ``InvalidConfig``, ``SchemaMismatch`` or ``Unavailable`` with one sentence."""
-    async with await Database.open(DatabaseConfig(dsn, "scheduler", DATABASE_CONNECTIONS)) as database:
+    async with (
+        await Database.open(DatabaseConfig(dsn, "scheduler", DATABASE_CONNECTIONS)) as database,
+        await Database.open(DatabaseConfig(dsn, "scheduler-lease", LEASE_CONNECTIONS)) as lease_database,
+    ):
         async with database.connection() as connection:
             await require_schema(connection)
         reader, writer = KafkaLogReader(kafka), KafkaLogWriter(kafka)
@@ -106,7 +111,7 @@ async def real_ports(kafka: KafkaConfig, dsn: str) -> AsyncIterator[DaemonPorts]
                 reader=reader,
                 writer=writer,
                 map_store=PostgresMapStore(database, await _partition_count(reader)),
-                leases=PostgresLeaseStore(database),
+                leases=PostgresLeaseStore(lease_database),
                 directory=PostgresDirectory(database),
             )
         finally:

@@ -44,7 +44,7 @@ UNKNOWN_TICKET = "UNKNOWN_TICKET"
 UNKNOWN_POOL = "UNKNOWN_POOL"
 TICKET_ALREADY_CLOSED = "TICKET_ALREADY_CLOSED"
 DIRECTORY_AWAY = "DIRECTORY_AWAY"
-"""The credential cannot be checked because the database is away."""
+"""The credential cannot be checked because the database is away, or too many are being checked."""
 INTERNAL_FAULT = "INTERNAL_FAULT"
 
 CODE_OF_REASON: Mapping[str, Code] = {

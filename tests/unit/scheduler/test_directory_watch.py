@@ -1,7 +1,10 @@
 """What is remembered of credentials is bounded, and guesses push out nobody."""
 
+import asyncio
+
 import pytest
 
+from evenhand.core.errors import Unavailable
 from evenhand.core.ids import PoolId, TenantId
 from evenhand.core.steps import Input
 from evenhand.memory import MemoryDirectory
@@ -53,3 +56,26 @@ async def test_a_change_of_the_directory_forgets_every_credential(
     assert watch.cached_principal(bytes(32)) is None
     assert not watch._unknown
     assert await watch.principal_of(bytes(32)) is None
+
+
+async def test_a_flood_of_guesses_is_looked_up_a_few_at_a_time(
+    directory: MemoryDirectory, watch: DirectoryWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_watch, "LOOKUPS_MAX", 2)
+    await watch.principal_of(bytes(32))
+    answers, found = asyncio.Event(), directory.principal_of
+
+    async def slowly(key_sha256: bytes) -> Principal | None:
+        await answers.wait()
+        return await found(key_sha256)
+
+    monkeypatch.setattr(directory, "principal_of", slowly)
+    asked = [asyncio.create_task(watch.principal_of(bytes([number]) * 32)) for number in (1, 200)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="2 keys are being looked up"):
+        await watch.principal_of(bytes([201]) * 32)
+    assert await watch.principal_of(bytes(32)) is not None, "what is cached needs no look-up"
+    answers.set()
+    known, unknown = await asyncio.gather(*asked)
+    assert (known is not None, unknown) == (True, None)
+    assert await watch.principal_of(bytes([201]) * 32) is None
