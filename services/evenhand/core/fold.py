@@ -28,7 +28,7 @@ then each time their number has doubled, or grown by ``REFUSALS_BETWEEN_FLOORS_M
 The floor waits for refusals *in a row* because the last words of a replaced edge, mixed with its successor's
 accepted messages, must not make the two outbid each other.
 
-Malformed values do not arrive here: ``wire.codec`` refuses them.
+Malformed values do not arrive here: ``wire.kv_codec`` refuses them.
 """
 
 from collections.abc import Sequence
