@@ -69,6 +69,14 @@ class LogReader(Protocol):
         """
         ...
 
+    @property
+    def attached(self) -> bool:
+        """Whether each ``read`` under way has a log that answers; an empty batch then says that nothing came.
+
+        False while there is no read, until its positions are proven, and while the log is away.
+        """
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -150,6 +150,27 @@ async def test_silence_is_told_every_200_ms(log: LogUnderTest, reader: LogReader
     assert sorted(waits)[len(waits) // 2] <= 0.2
 
 
+async def test_a_reader_is_attached_once_silence_means_that_nothing_came(
+    log: LogUnderTest, writer: LogWriter, reader: LogReader
+) -> None:
+    positions = await from_start(reader, log.topic)
+    for number in range(5):
+        await writer.publish(log.topic, b"k", b"%d" % number)
+    second = (await take(reader, log.topic, positions, 5))[1]
+    late = log.new_reader()
+    assert not late.attached
+    seen: list[LogRecord] = []
+    batches = late.read(log.topic, {second.partition: position_after(second)})
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(batches):  # type: ignore[type-var]
+        async for batch in batches:
+            seen += batch
+            if not batch and late.attached:
+                break
+    assert len(seen) == 3
+    assert not late.attached
+    await late.close()
+
+
 async def test_two_readers_do_not_disturb_each_other(
     log: LogUnderTest, writer: LogWriter, reader: LogReader
 ) -> None:

@@ -447,3 +447,13 @@ async def test_pools_that_cannot_be_asked_hold_back_the_announcement_alone() -> 
         await world.settled()
         assert service.not_ready() == ""
     assert await world.held() == {W1: {Tier.DEVICE: {1}}}
+
+
+async def test_without_a_log_it_is_not_ready() -> None:
+    world = World()
+    async with world.running() as service:
+        await eventually(lambda: service.not_ready() == "")
+        world.log.available = False
+        assert service.not_ready() == "The log does not answer."
+        world.log.available = True
+        await eventually(lambda: service.not_ready() == "")

@@ -43,8 +43,13 @@ class KafkaLogReader(LogReader):
 
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
-        self._followers: list[asyncio.Task[None]] = []
+        self._followers: dict[asyncio.Task[None], _Follower] = {}
         self._closed = False
+
+    @property
+    def attached(self) -> bool:
+        followers = self._followers.values()
+        return bool(followers) and all(follower.attached for follower in followers)
 
     async def partition_count(self, topic: str) -> int:
         return await ensure_topic(self._config, topic)
@@ -52,8 +57,9 @@ class KafkaLogReader(LogReader):
     async def read(self, topic: str, positions: Mapping[int, LogPosition]) -> AsyncIterator[Sequence[LogRecord]]:
         cursors = {number: Cursor.at(topic, number, at) for number, at in sorted(positions.items())}
         buffer: asyncio.Queue[Sequence[LogRecord]] = asyncio.Queue(BUFFERED_BATCHES_MAX)
-        follower = asyncio.create_task(_Follower(self._config, topic, cursors, buffer).run())
-        self._followers.append(follower)
+        following = _Follower(self._config, topic, cursors, buffer)
+        follower = asyncio.create_task(following.run())
+        self._followers[follower] = following
         try:
             while not self._closed:
                 batch: Sequence[LogRecord] = ()
@@ -65,7 +71,7 @@ class KafkaLogReader(LogReader):
                         follower.result()  # raises what ended it: it never ends by itself
                 yield batch
         finally:
-            self._followers.remove(follower)
+            del self._followers[follower]
             await _end(follower)
 
     async def close(self) -> None:
@@ -95,6 +101,8 @@ class _Follower:
         self._config, self._topic, self._cursors, self._buffer = config, topic, cursors, buffer
         self._partitions = {TopicPartition(topic, number): cursor for number, cursor in cursors.items()}
         self._connections: dict[Any, Any] = {}
+        self.attached = False
+        """The broker answers, and every position was proven to be of its log since it was last lost."""
         self._away = False
         self._wait_ms = config.reconnect_wait_ms_min
 
@@ -104,6 +112,7 @@ class _Follower:
             try:
                 await self._connect_and_follow()
             except (KafkaError, OSError, Unavailable) as error:
+                self.attached = False
                 self._tell_away(True, str(error) or type(error).__name__)
             await asyncio.sleep(self._wait_ms / 1_000)
             self._wait_ms = min(2 * self._wait_ms, self._config.reconnect_wait_ms_max)
@@ -150,6 +159,7 @@ class _Follower:
             return
         if self._connection_lost(consumer):
             # What just came may be of another broker's log: drop it, and ask for the record before again.
+            self.attached = False
             self._doubt(consumer)
             return
         batch: list[LogRecord] = []
@@ -162,6 +172,8 @@ class _Follower:
             # First of all: the cursors are past it, and what follows may end this connection.
             await self._buffer.put(batch)
         await self._mind_silence(consumer, fetched, poll_ms)
+        if not self.attached:
+            self.attached = not any(cursor.doubted for cursor in self._cursors.values())
 
     def _doubt(self, consumer: AIOKafkaConsumer) -> None:
         for partition, cursor in self._partitions.items():
@@ -198,6 +210,7 @@ class _Follower:
         answers = await self._answers(consumer, overdue[0])
         self._tell_away(not answers, "it does not answer")
         if not answers or self._connection_lost(consumer):
+            self.attached = False
             self._doubt(consumer)
             return
         for partition in overdue:

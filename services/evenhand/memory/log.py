@@ -150,6 +150,11 @@ class MemoryLogReader(LogReader):
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self._closed = False
+        self._reads = 0
+
+    @property
+    def attached(self) -> bool:
+        return self._reads > 0 and self._log.available
 
     async def partition_count(self, topic: str) -> int:
         if not self._log.available:
@@ -159,23 +164,27 @@ class MemoryLogReader(LogReader):
     async def read(self, topic: str, positions: Mapping[int, LogPosition]) -> AsyncIterator[Sequence[LogRecord]]:
         log = self._log
         cursors = [_Cursor(p, at.next_offset, at.digest_before) for p, at in sorted(positions.items())]
-        while not self._closed:
-            found = False
-            if log.available:
-                for cursor in cursors:
-                    cursor.check(log, topic)
-                    if not cursor.next_offset:
-                        cursor.next_offset = log.first_offset(topic, cursor.partition)
-                    records = log.fetch(topic, cursor.partition, cursor.next_offset, READ_RECORDS_MAX)
-                    if records:
-                        cursor.next_offset = records[-1].offset + 1
-                        cursor.digest_before = records[-1].digest()
-                        found = True
-                        yield records
-            if not found:
-                await log.changed(IDLE_WAIT_SECONDS_MAX)
-                if not self._closed:
-                    yield ()
+        self._reads += 1
+        try:
+            while not self._closed:
+                found = False
+                if log.available:
+                    for cursor in cursors:
+                        cursor.check(log, topic)
+                        if not cursor.next_offset:
+                            cursor.next_offset = log.first_offset(topic, cursor.partition)
+                        records = log.fetch(topic, cursor.partition, cursor.next_offset, READ_RECORDS_MAX)
+                        if records:
+                            cursor.next_offset = records[-1].offset + 1
+                            cursor.digest_before = records[-1].digest()
+                            found = True
+                            yield records
+                if not found:
+                    await log.changed(IDLE_WAIT_SECONDS_MAX)
+                    if not self._closed:
+                        yield ()
+        finally:
+            self._reads -= 1
 
     async def close(self) -> None:
         self._closed = True

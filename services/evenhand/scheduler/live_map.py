@@ -180,7 +180,11 @@ class LiveMap:
             self._look_whether_caught_up(records)
 
     def _look_whether_caught_up(self, records: Sequence[LogRecord]) -> None:
-        if not records or records[-1].published_at_ms > time.time() * 1000 - CAUGHT_UP_AGE_MS:
+        if records:
+            at_its_end = records[-1].published_at_ms > time.time() * 1000 - CAUGHT_UP_AGE_MS
+        else:
+            at_its_end = self._reader.attached
+        if at_its_end:
             self.caught_up.set()
 
     def _tell_touched(self) -> None:

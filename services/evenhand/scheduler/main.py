@@ -134,12 +134,24 @@ async def serve(config: DaemonConfig, kafka: KafkaConfig, dsn: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop_or_exit, stop)
     async with real_ports(kafka, dsn) as ports, SchedulerDaemon(config, ports) as daemon:
-        await daemon.live_map.caught_up.wait()
+        await _first_of(daemon.live_map.caught_up, stop)
+        if stop.is_set():
+            return
         gc.collect()
         gc.freeze()  # the loaded map is permanent: a collection need not look at it
         pages = daemon.metrics_address or "no port"
         print(f"evenhand scheduler: pool {config.pool_id} on {daemon.address}, pages on {pages}", flush=True)
         await stop.wait()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Return once one of the events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _stop_or_exit(stop: asyncio.Event) -> None:

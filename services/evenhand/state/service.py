@@ -103,6 +103,8 @@ class StateService:
 
     def not_ready(self) -> str:
         """Why the service is not ready, in one sentence; empty: it is."""
+        if not self._waiting_for and not self._reader.attached:
+            return "The log does not answer."
         return self._waiting_for
 
     def stop(self) -> None:
