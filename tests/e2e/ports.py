@@ -1,11 +1,10 @@
 """Free loopback ports for servers that cannot be told to choose one themselves."""
 
-import socket
+from evenhand.local.ports import FreePorts
+
+_PORTS = FreePorts()
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on at this moment, and that was not handed out before."""
+    return _PORTS.draw()

@@ -14,21 +14,16 @@ import errno
 import os
 import secrets
 import signal
-import socket
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.local.ports import HOST, FreePorts, bind_fault
 from evenhand.local.process import ManagedProcess
 
-HOST = "127.0.0.1"
 READY_SECONDS_MAX = 15.0
-PORTS = range(20_000, 32_000)
-"""Below the ports that systems lend to outgoing connections: a client that keeps calling a broker that is down
-would be lent the broker's own port at last, be connected to itself, and keep the broker from coming back."""
-PORT_TRIES_MAX = 100
 PORT_POLLS_MAX = 50
 """A restart looks so often, PORT_POLL_SECONDS apart, whether its port is free again."""
 PORT_POLL_SECONDS = 0.1
@@ -62,7 +57,7 @@ class EmbeddedBroker:
 
     async def start(self) -> None:
         """Start and wait until it answers; raises ``InvalidConfig`` for a port in use, else ``Unavailable``."""
-        self._port = _free_port(self._port)
+        self._port = _usable_port(self._port)
         if self._log_file is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="evenhand-broker-")
             self._log_file = Path(self._scratch.name) / "broker.log"
@@ -85,7 +80,7 @@ class EmbeddedBroker:
         """Another, empty broker on the same port; its clients reconnect by themselves."""
         await self.kill()
         for _ in range(PORT_POLLS_MAX):
-            if _bind_fault(self._port) is None:
+            if bind_fault(self._port) is None:
                 break
             await asyncio.sleep(PORT_POLL_SECONDS)
         await self.start()
@@ -141,31 +136,16 @@ class EmbeddedBroker:
         return True
 
 
-def _free_port(port: int) -> int:
-    """The port if it is free, one of ``PORTS`` for 0; raises ``InvalidConfig`` if it is in use."""
+def _usable_port(port: int) -> int:
+    """The port if it is free, any free one for 0; raises ``InvalidConfig`` if it is in use."""
     if not port:
-        candidates = (PORTS.start + secrets.randbelow(len(PORTS)) for _ in range(PORT_TRIES_MAX))
-        found = next((candidate for candidate in candidates if _bind_fault(candidate) is None), None)
-        if found is None:
-            raise Unavailable(f"No port from {PORTS.start} to {PORTS.stop} is free for the embedded broker.")
-        return found
-    fault = _bind_fault(port)
+        return FreePorts().draw()
+    fault = bind_fault(port)
     if fault is None:
         return port
     if fault.errno == errno.EADDRINUSE:
         raise InvalidConfig(f"Port {port} is in use; the embedded broker needs another one.") from fault
     raise InvalidConfig(f"Port {port} cannot be used for the embedded broker: {fault.strerror}.") from fault
-
-
-def _bind_fault(port: int) -> OSError | None:
-    """Why the port cannot be listened on; None if it can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            return error
-    return None
 
 
 def _binary() -> str:

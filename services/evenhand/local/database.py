@@ -35,7 +35,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -47,6 +46,7 @@ from typing import IO, Self
 from urllib.parse import quote
 
 from evenhand.core.errors import InvalidConfig, Unavailable
+from evenhand.local.ports import HOST, FreePorts, bind_fault
 
 START_SECONDS_MAX = 60.0
 """Recovery after a kill included."""
@@ -57,7 +57,6 @@ POLL_SECONDS = 0.01
 SOCKET_PATH_BYTES_MAX = 100
 """The kernel takes 107; the name of the socket itself is 14."""
 UNPRIVILEGED_USERS = ("postgres", "nobody")
-LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 5432
 """Names the Unix socket where no TCP port is asked for."""
 
@@ -134,7 +133,7 @@ class EmbeddedDatabase:
         """Connection string over loopback TCP, password included."""
         if self._tcp_port is None:
             raise InvalidConfig("This embedded database was started without a TCP port.")
-        return f"postgresql://postgres:{self._password()}@{LOOPBACK}:{self._tcp_port}/postgres"
+        return f"postgresql://postgres:{self._password()}@{HOST}:{self._tcp_port}/postgres"
 
     @property
     def pid(self) -> int | None:
@@ -262,11 +261,11 @@ class EmbeddedDatabase:
 
     def _launch(self, binaries: Path) -> None:
         if self._tcp_port == 0:
-            self._tcp_port = _free_port()
+            self._tcp_port = FreePorts().draw()
         elif self._tcp_port is not None:
             _require_free(self._tcp_port)
         settings = {
-            "listen_addresses": LOOPBACK if self._tcp_port else "",
+            "listen_addresses": HOST if self._tcp_port else "",
             "port": str(self._port()),
             "unix_socket_directories": str(self._socket_dir()),
             "timezone": "UTC",
@@ -427,16 +426,6 @@ def _dismiss_guard(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except (OSError, OverflowError) as error:
-            raise InvalidConfig(f"Port {port} for the embedded database cannot be used: {error}.") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    fault = bind_fault(port)
+    if fault is not None:
+        raise InvalidConfig(f"Port {port} for the embedded database cannot be used: {fault}.") from fault

@@ -17,7 +17,6 @@ ignores retention, so it is also restarted on purpose once it has grown past a b
 """
 
 import asyncio
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -32,6 +31,7 @@ import aiohttp
 from evenhand.core.errors import EvenhandError, InvalidConfig, Unavailable
 from evenhand.local.broker import MEMORY_BYTES_MAX, EmbeddedBroker
 from evenhand.local.database import EmbeddedDatabase, in_thread
+from evenhand.local.ports import HOST, FreePorts, bind_fault
 from evenhand.local.process import ManagedProcess
 from evenhand.local.stack_file import StackWorker
 from evenhand.logs import get_logger
@@ -42,7 +42,6 @@ from evenhand.scheduler.config import is_loopback, split_address
 
 log = get_logger("stack")
 
-HOST = "127.0.0.1"
 WATCH_SECONDS = 0.5
 RESTART_PAUSE_SECONDS_MIN = 0.2
 RESTART_PAUSE_SECONDS_MAX = 10.0
@@ -65,14 +64,6 @@ class StackConfig:
     insecure_loopback: bool = False
     durable: bool = True
     """False: a crash of the machine may cost the database; for runs whose data is thrown away."""
-
-
-def free_port() -> int:
-    """A loopback port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def evenhand(*arguments: str) -> tuple[str, ...]:
@@ -115,6 +106,7 @@ class Stack:
         self.logs = config.data_dir / "logs"
         self.broker = EmbeddedBroker(log_file=self.logs / "broker.log")
         self.database = EmbeddedDatabase(config.data_dir / "database", durable=config.durable)
+        self._ports = FreePorts()
         self.services: dict[str, Service] = {}
         self.generated_keys: tuple[GeneratedKey, ...] = ()
         self.scheduler_address = ""
@@ -203,11 +195,11 @@ class Stack:
         return Service(process, http_ready(self._http, f"http://{HOST}:{port}{path}"))
 
     def _state(self) -> Service:
-        return self._service("state", "/ready", free_port(), "state", "--dsn", self.database.dsn)
+        return self._service("state", "/ready", self._ports.draw(), "state", "--dsn", self.database.dsn)
 
     def _scheduler(self) -> Service:
         host, _, port = self.config.listen.rpartition(":")
-        self.scheduler_address = f"{host}:{int(port) or free_port()}"
+        self.scheduler_address = f"{host}:{int(port) or self._ports.draw()}"
         secret_file = self.config.data_dir / "master.secret"
         arguments: tuple[str, ...] = (
             "scheduler", "--pool", self.config.pool, "--listen", self.scheduler_address,
@@ -215,7 +207,7 @@ class Stack:
         )  # fmt: skip
         if self.config.insecure_loopback:
             arguments += ("--insecure-loopback",)
-        return self._service("scheduler", "/healthz", free_port(), *arguments)
+        return self._service("scheduler", "/healthz", self._ports.draw(), *arguments)
 
     def _edge(self, worker: StackWorker) -> Service:
         checkpoint = self.config.data_dir / "edges" / f"{quote(worker.name, safe='')}.checkpoint"
@@ -227,7 +219,7 @@ class Stack:
         arguments += ("--kv-events", worker.kv_events) if worker.kv_events else ("--no-events",)
         if worker.replay:
             arguments += ("--replay", worker.replay)
-        return self._service(f"edge-{worker.name}", "/health", free_port(), *arguments)
+        return self._service(f"edge-{worker.name}", "/health", self._ports.draw(), *arguments)
 
     def _broker_runs(self) -> bool:
         """Whether it runs and has not grown past its bound."""
@@ -271,12 +263,9 @@ def require_free(listen: str) -> None:
         raise InvalidConfig(
             f"This command has no TLS and listens on loopback only, not on {listen}; the command scheduler has it."
         )
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise InvalidConfig(f"The scheduler cannot listen on {listen}: {error.strerror}.") from error
+    fault = bind_fault(port, host)
+    if fault is not None:
+        raise InvalidConfig(f"The scheduler cannot listen on {listen}: {fault.strerror}.") from fault
 
 
 def keys_by_principal(keys: Sequence[GeneratedKey]) -> dict[str, str]:
