@@ -22,6 +22,11 @@ test: $(VENV)/.dev  ## Run the tests
 check: $(VENV)/.dev  ## Lint, types, layers, schemas, drift
 	bash .ci/check $(BIN)
 
+bench: $(VENV)/.dev  ## Print every figure of docs/benchmarks.md; about ten minutes on an idle machine
+	for name in fold translator core_scheduler acquire warm_start visibility state engine; do \
+	  echo "== bench_$$name"; PYTHONPATH=services:. $(BIN)/python -m tests.benchmarks.bench_$$name || echo "bench_$$name: missed"; \
+	done
+
 lock: $(VENV)/.dev  ## Lock the dependencies again, with hashes and without naming an index
 	$(PIP) install uv
 	for pair in server:requirements-server.txt embedded:requirements.txt dev:requirements-dev.txt; do \
