@@ -2,7 +2,8 @@
 
 vLLM's names, older ones too. Where one server runs several data-parallel ranks, each rank's samples carry its
 number in the label ``engine``; samples of other ranks are left out. Only lines that begin with a wanted name are
-looked at: the page has hundreds, and it is read several times a second.
+looked at: the page has hundreds, and it is read several times a second. Whatever the page holds, reading it takes
+time in proportion to its size, and every number found fits the messages that carry it.
 """
 
 import math
@@ -10,7 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+"""A name is looked for at its first character only: otherwise a long one without a value costs its square."""
+REQUESTS_MAX: Final = 2**31 - 1
+TOTAL_MAX: Final = 2**53
+"""Largest total and time in ms that is told; what is beyond is no count of anything."""
 
 PROCESS_STARTED: Final = "process_start_time_seconds"
 CACHE_CONFIG: Final = "vllm:cache_config_info"
@@ -63,13 +68,13 @@ def read_metrics(page: str, data_parallel_rank: int = 0) -> EngineMetrics:
             field = _NUMBERS[name]
             sums[field] = sums.get(field, 0.0) + value
     return EngineMetrics(
-        running=int(sums.get("running", 0)),
-        waiting=int(sums.get("waiting", 0)),
+        running=_count(sums, "running", REQUESTS_MAX),
+        waiting=_count(sums, "waiting", REQUESTS_MAX),
         kv_used_fraction=min(1.0, max(0.0, sums.get("kv_used_fraction", 0.0))),
-        prompt_tokens_total=int(sums.get("prompt_tokens_total", 0)),
-        cached_tokens_total=int(sums.get("cached_tokens_total", 0)),
-        output_tokens_total=int(sums.get("output_tokens_total", 0)),
-        process_started_at_ms=round(sums.get("process_started_at_ms", 0)),
+        prompt_tokens_total=_count(sums, "prompt_tokens_total", TOTAL_MAX),
+        cached_tokens_total=_count(sums, "cached_tokens_total", TOTAL_MAX),
+        output_tokens_total=_count(sums, "output_tokens_total", TOTAL_MAX),
+        process_started_at_ms=round(min(TOTAL_MAX, sums.get("process_started_at_ms", 0))),
         block_size_tokens=block_size,
         kv_blocks=kv_blocks,
     )
@@ -89,6 +94,11 @@ def _sample(line: str) -> tuple[str, dict[str, str], float | None]:
     except (ValueError, IndexError):
         return name, labels, None
     return name.strip(), labels, value if math.isfinite(value) and value >= 0 else None
+
+
+def _count(sums: dict[str, float], field: str, most: int) -> int:
+    """A sum as a whole number; sums of finite samples may be infinite."""
+    return int(min(most, sums.get(field, 0.0)))
 
 
 def _whole(text: str | None) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from evenhand.wire.kv_codec import INT32_MAX, NAME_CHARACTERS_MAX
 from evenhand.worker.engine_metrics import EngineMetrics, read_metrics
 
 POLL_TIMEOUT_S = 2.0
@@ -71,7 +72,7 @@ class EnginePoller:
             self._process_started_at_ms = metrics.process_started_at_ms
             self._model = None
         if self._model is None and health is not None:
-            self._model = _base_model(await self._get("/v1/models"))
+            self._model = base_model(await self._get("/v1/models"))
         return EnginePolled(health is not None, metrics, self._model)
 
     async def _get(self, path: str) -> str | None:
@@ -89,14 +90,17 @@ class EnginePoller:
             return None
 
 
-def _base_model(page: str | None) -> EngineModel | None:
-    """The first model that is no adapter of another."""
+def base_model(page: str | None) -> EngineModel | None:
+    """The first model that is no adapter of another; None where its name could not be announced."""
     try:
         entries: Any = json.loads(page or "")["data"]
         for entry in entries:
             if not entry.get("parent"):
-                length = entry.get("max_model_len")
-                return EngineModel(str(entry["id"]), length if isinstance(length, int) and length > 0 else 0)
-    except (ValueError, KeyError, TypeError, AttributeError):
+                name, length = str(entry["id"]), entry.get("max_model_len")
+                name.encode()  # raises for half a surrogate pair, which JSON can spell
+                if not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
+                    return None
+                return EngineModel(name, length if type(length) is int and 0 < length <= INT32_MAX else 0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return None
