@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.integration.test_state_service import SECONDS_MAX, W1, World, announced, batch, eventually
 
 from evenhand.core.ids import Epoch, WorkerId
-from evenhand.core.kv import Stored, WorkerLeft, WorkerLoadReported
+from evenhand.core.kv import KvMessage, Stored, WorkerLeft, WorkerLoadReported
 from evenhand.memory import MemoryMapStore
 from evenhand.ports import KV_TOPIC, LogPosition
 from evenhand.state.config import StateConfig
@@ -111,3 +111,34 @@ async def test_tries_at_the_database_are_paced_by_the_settings(monkeypatch: pyte
             world.store.available = True
             await world.settled()
     assert tries[0] > 2 * tries[1]
+
+
+async def commit_s(message: KvMessage, **settings: int) -> float:
+    """How long a message takes from the log to its commit."""
+    world = World(config=StateConfig(**{**QUICK, **settings}))
+    world.say(announced(W1))
+    async with world.running():
+        await world.settled()
+        began = time.monotonic()
+        world.say(message)
+        await world.settled()
+        return time.monotonic() - began
+
+
+LOAD = WorkerLoadReported(W1, Epoch(1), 0, 0, 0.0, 0, 0, 0, 1, True)
+TEN = batch(W1, 1, Stored(tuple(range(10))))
+
+
+@pytest.mark.parametrize(
+    ("message", "soon", "late"),
+    [
+        (TEN, {"group_ms_max": 1}, {"group_ms_max": 1_500}),
+        (TEN, {"group_ms_max": 1_500, "group_key_changes_max": 5}, {"group_ms_max": 1_500}),
+        (LOAD, {"idle_commit_ms": 10}, {"idle_commit_ms": 1_500}),
+    ],
+)
+async def test_commits_come_when_the_settings_say(
+    message: KvMessage, soon: dict[str, int], late: dict[str, int]
+) -> None:
+    assert await commit_s(message, **soon) < 1.0
+    assert await commit_s(message, **late) > 1.0
