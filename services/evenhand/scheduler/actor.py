@@ -17,6 +17,9 @@ is not cancelled by the end of the call before it.
 Granting is bound to a term of office: without one, or past ``lease_until_ns``, nothing is stepped and every call
 is answered NOT_THE_OWNER. A lease that lapsed ends the term even if it could be renewed late, because inputs were
 dropped meanwhile. The actor does no I/O and knows no gRPC.
+
+What a call's answer or a listener does wrong is recorded and stops there: the step's other effects are obeyed. The
+call is answered INTERNAL_FAULT, and what it was granted is given back once the step is over.
 """
 
 import asyncio
@@ -47,15 +50,18 @@ from evenhand.core.steps import (
     WakeAt,
     WorkerGone,
 )
+from evenhand.logs import get_logger
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import SignedTicket, TicketSigner
-from evenhand.wire.status import NOT_THE_OWNER, WireError, wire_error
+from evenhand.wire.status import INTERNAL_FAULT, NOT_THE_OWNER, WireError, wire_error
 
 TICK_INTERVAL_MAX_NS = 250_000_000
 """The core is ticked at least this often, whatever it asked for."""
 NEVER_NS = 1 << 62
 OWNER_RETRY_MS = 500
 BUSY_RETRY_MS = 250
+
+log = get_logger("scheduler.actor")
 
 Key = tuple[TenantId, RequestId]
 
@@ -88,7 +94,10 @@ class TicketListener(Protocol):
 
 
 class Waiter:
-    """One call's wait for the answer to a request; ``deliver`` is called once at most, and must not call back."""
+    """One call's wait for the answer to a request.
+
+    ``deliver`` is called once at most, and once more with INTERNAL_FAULT if it raised; it must not call back.
+    """
 
     __slots__ = ("_deliver", "answered", "key", "placed")
 
@@ -127,6 +136,8 @@ class PoolActor:
         self._waiting_count = 0
         self._submitting: Waiter | None = None
         self._stepping = False
+        self._unheard: list[Waiter] = []
+        """Calls whose answer failed within the present step."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._wanted_ns = NEVER_NS
@@ -174,7 +185,8 @@ class PoolActor:
         waiting, self._waiting, self._waiting_count = self._waiting, {}, 0
         for waiters in waiting.values():
             for waiter in waiters:
-                waiter.answer(error)
+                self._answer(waiter, error)
+        self._unheard.clear()  # nobody holds anything any more
         self.open.clear()
         self.by_token.clear()
         self._emptied.set()
@@ -334,6 +346,10 @@ class PoolActor:
                 self._obey(effect, now_ns)
         finally:
             self._stepping = False
+            if self._unheard:
+                unheard, self._unheard = self._unheard, []
+                for waiter in unheard:
+                    self.withdraw(waiter)
         return effects
 
     def _obey(self, effect: Effect, now_ns: int) -> None:
@@ -371,7 +387,7 @@ class PoolActor:
         entry.holders += len(waiters)
         for waiter in waiters:
             waiter.placed = entry
-            waiter.answer(entry)
+            self._answer(waiter, entry)
 
     def _refuse(self, refused: Refused) -> None:
         refusal, key = refused.refusal, (refused.tenant_id, refused.request_id)
@@ -380,7 +396,7 @@ class PoolActor:
         error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject)
         for waiter in self._refused_waiters(key, refusal.reason):
             self._waiting_count -= 1
-            waiter.answer(error)
+            self._answer(waiter, error)
 
     def _refused_waiters(self, key: Key, reason: RefusalReason) -> Iterable[Waiter]:
         """Who a refusal concerns: a bad second request under an id concerns only the call that brought it."""
@@ -402,7 +418,26 @@ class PoolActor:
         if not self.open:
             self._emptied.set()
         if entry.listener is not None:
-            entry.listener.ticket_ended(entry, ended)
+            try:
+                entry.listener.ticket_ended(entry, ended)
+            except Exception as fault:
+                self._record("ticket_ended", fault)
+
+    def _answer(self, waiter: Waiter, result: OpenTicket | WireError) -> None:
+        """Tell a call its answer. A fault in doing so is that call's alone, and is told it if that can be."""
+        try:
+            waiter.answer(result)
+        except Exception as fault:
+            self._record("answer", fault)
+            self._unheard.append(waiter)
+            try:
+                waiter.answer(wire_error(INTERNAL_FAULT, "The scheduler made a mistake; it has been recorded."))
+            except Exception as second:
+                self._record("answer", second)
+
+    def _record(self, task: str, fault: Exception) -> None:
+        self._metrics.faults.add(task)
+        log.error("call_fault", call=task, exc_info=fault)
 
     # ---- time -----------------------------------------------------------------------------------------------
 

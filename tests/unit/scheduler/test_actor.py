@@ -212,6 +212,58 @@ def test_no_more_calls_wait_than_are_allowed(actor: PoolActor) -> None:
     assert not late.heard
 
 
+def test_a_call_whose_answer_fails_takes_nothing_from_the_others(actor: PoolActor, script: Script) -> None:
+    heard: list[OpenTicket | WireError] = []
+
+    def deliver(_: Waiter, result: OpenTicket | WireError) -> None:
+        heard.append(result)
+        if isinstance(result, OpenTicket):
+            raise ValueError("cannot be written")
+
+    failing, other, third = Waiter((A, RequestId("r1")), deliver), Call("r2"), Call("r3")
+    actor.submit(request("r1"), failing)
+    actor.submit(request("r2"), other.waiter)
+    actor.submit(request("r3"), third.waiter)
+
+    def answer(step_input: Input) -> tuple[Effect, ...]:
+        if isinstance(step_input, Tick):
+            return (
+                granted("r1", "t1"),
+                granted("r2", "t2"),
+                refused(RefusalReason.NO_WORKER, "r3"),
+            )
+        assert step_input == Cancel(A, RequestId("r1"), Usage())
+        return (ended(LegOutcome.CANCELLED, "t1"),)
+
+    script.answer = answer
+    actor.tell(Tick())
+    assert [result.reason if isinstance(result, WireError) else "" for result in heard] == ["", "INTERNAL_FAULT"]
+    assert (other.reason, third.reason) == ("granted t2", "NO_WORKER_IN_POOL")
+    assert list(actor.open) == [TicketId("t2")]
+    assert len(script.asked(Cancel)) == 1
+    assert b'evenhand_scheduler_faults_total{task="answer"} 1.0' in actor._metrics.page()
+    actor.withdraw(failing)
+    assert len(script.asked(Cancel)) == 1
+
+
+def test_a_listener_that_fails_takes_nothing_from_the_others(actor: PoolActor, script: Script) -> None:
+    class Failing:
+        def ticket_ended(self, entry: OpenTicket, ended: LegEnded) -> None:
+            raise ValueError("gone")
+
+    call, waiting = Call("r"), Call("r2")
+    script.answer = lambda _: (granted(),)
+    actor.submit(request(), call.waiter)
+    entry = actor.open[TicketId("t")]
+    actor.listen(entry.ticket, entry.token, Failing())
+    script.answer = lambda _: ()
+    actor.submit(request("r2"), waiting.waiter)
+    script.answer = lambda _: (ended(LegOutcome.EXPIRED), granted("r2", "t2"))
+    actor.tell(Tick())
+    assert waiting.reason == "granted t2"
+    assert b'evenhand_scheduler_faults_total{task="ticket_ended"} 1.0' in actor._metrics.page()
+
+
 def test_past_its_lease_it_decides_nothing(actor: PoolActor, script: Script) -> None:
     waiting, late = Call("r1"), Call("r2")
     actor.submit(request("r1"), waiting.waiter)
