@@ -51,6 +51,7 @@ from evenhand.core.steps import (
     WorkerGone,
 )
 from evenhand.logs import get_logger
+from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import SignedTicket, TicketSigner
 from evenhand.wire.status import INTERNAL_FAULT, NOT_THE_OWNER, WireError, wire_error
@@ -124,6 +125,7 @@ class PoolActor:
         refute: Callable[[KeysRefuted], None],
         ticket_ttl_ms: int,
         calls_pending_max: int,
+        lease_clock_ns: Callable[[], int] = lease_now_ns,
     ) -> None:
         self._signer = signer
         self._metrics = metrics
@@ -131,7 +133,9 @@ class PoolActor:
         self._ttl_ms = ticket_ttl_ms
         self._calls_pending_max = calls_pending_max
         self._scheduler: Stepper | None = None
+        self._lease_clock_ns = lease_clock_ns
         self._lease_until_ns = 0
+        """On the lease's clock, which is read for nothing else."""
         self._waiting: dict[Key, list[Waiter]] = {}
         self._waiting_count = 0
         self._submitting: Waiter | None = None
@@ -153,7 +157,7 @@ class PoolActor:
     @property
     def granting(self) -> bool:
         """Whether this process may decide now."""
-        return self._scheduler is not None and time.monotonic_ns() < self._lease_until_ns
+        return self._scheduler is not None and self._lease_clock_ns() < self._lease_until_ns
 
     def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
         """Take office with a scheduler that is ready to step; the caller tells it tenants and workers.

@@ -1,4 +1,4 @@
-"""Who may grant: the fenced lease of a pool, kept on the monotonic clock, and the checkpoint written under it.
+"""Who may grant: the fenced lease of a pool and the checkpoint written under it.
 
 ::
 
@@ -6,8 +6,9 @@
        ▲                                  │ renewed every third of its time to live
        └── fenced, or lease run out ◀─────┘ checkpoint every second
 
-The lease's end is reckoned from *before* the call that won it, less a margin, so this process stops granting
-before the store could give the lease to another, whatever the network did. While Postgres is away decisions go on
+The lease's end is reckoned from *before* the call that won it, less a margin, on a clock that a suspend does not
+stop (``lease_clock``), so this process stops granting before the store could give the lease to another, whatever
+the network did. While Postgres is away decisions go on
 from memory until then; past it every call is answered NOT_THE_OWNER, and a term is taken anew when Postgres is
 back. If nobody else held one meanwhile, the state in memory at the lapse is restored, not the older checkpoint.
 
@@ -15,7 +16,7 @@ A lapsed term is never revived, even by a renewal that comes through late: input
 """
 
 import asyncio
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from evenhand.core.errors import Fenced, Unavailable
 from evenhand.core.ids import PoolId
 from evenhand.logs import get_logger
 from evenhand.ports import Lease, LeaseStore
+from evenhand.scheduler.lease_clock import lease_now_ns
 
 MARGIN_DIVISOR = 10
 """The last tenth of a lease is not used."""
@@ -36,7 +38,7 @@ class Office(Protocol):
     """What holding the lease allows; the daemon's side of ownership."""
 
     def take_office(self, term: int, lease_until_ns: int, checkpoint: bytes | None) -> None:
-        """Begin to decide, from a checkpoint if there is one."""
+        """Begin to decide, from a checkpoint if there is one; ``lease_until_ns`` is of the lease's clock."""
         ...
 
     def extend(self, lease_until_ns: int) -> None: ...
@@ -69,6 +71,7 @@ class Ownership:
         ttl_ms: int,
         checkpoint_interval_ms: int,
         office: Office,
+        now_ns: Callable[[], int] = lease_now_ns,
     ) -> None:
         self._store = store
         self._pool_id = pool_id
@@ -76,6 +79,7 @@ class Ownership:
         self._ttl_ms = ttl_ms
         self._checkpoint_interval_s = checkpoint_interval_ms / 1000
         self._office = office
+        self._now_ns = now_ns
         self._lease: Lease | None = None
         self._until_ns = 0
         self._kept: _Kept | None = None
@@ -101,7 +105,7 @@ class Ownership:
             return
         try:
             async with asyncio.timeout(self._ttl_ms / 1000):
-                if time.monotonic_ns() < self._until_ns:
+                if self._now_ns() < self._until_ns:
                     await self._store.save_checkpoint(lease, self._office.checkpoint())
                 self._leave("The scheduler is shutting down.")
                 await self._store.release(lease)
@@ -114,7 +118,7 @@ class Ownership:
         return asked_at_ns + (self._ttl_ms - self._ttl_ms // MARGIN_DIVISOR) * 1_000_000
 
     async def _take(self) -> bool:
-        asked_at_ns = time.monotonic_ns()
+        asked_at_ns = self._now_ns()
         async with asyncio.timeout(self._ttl_ms / 1000):
             lease = await self._store.acquire(self._pool_id, self._holder, self._ttl_ms)
             if lease is None:
@@ -156,7 +160,7 @@ class Ownership:
         pause_s = interval_s
         while True:
             await asyncio.sleep(min(pause_s, max(0.0, self._remaining_s())))
-            asked_at_ns = time.monotonic_ns()
+            asked_at_ns = self._now_ns()
             try:
                 async with asyncio.timeout(max(0.001, self._remaining_s())):
                     await self._store.renew(lease)
@@ -185,7 +189,7 @@ class Ownership:
                 log.warning("checkpoint_not_saved", error=str(error))
 
     def _remaining_s(self) -> float:
-        return (self._until_ns - time.monotonic_ns()) / 1e9
+        return (self._until_ns - self._now_ns()) / 1e9
 
     def _leave(self, sentence: str) -> None:
         lease = self._lease

@@ -37,6 +37,7 @@ from evenhand.core.steps import (
     WakeAt,
 )
 from evenhand.scheduler.actor import OpenTicket, PoolActor, Waiter
+from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import TicketSigner
 from evenhand.wire.status import WireError
@@ -87,7 +88,7 @@ def refuted() -> list[KeysRefuted]:
 @pytest.fixture
 def actor(script: Script, refuted: list[KeysRefuted]) -> PoolActor:
     actor = PoolActor(TicketSigner(b"k" * 32), SchedulerMetrics("p", 2), refuted.append, 1_000, 3)
-    actor.begin_term(script, 1, time.monotonic_ns() + HOUR_NS, 0)
+    actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, 0)
     return actor
 
 
@@ -267,7 +268,7 @@ def test_a_listener_that_fails_takes_nothing_from_the_others(actor: PoolActor, s
 def test_past_its_lease_it_decides_nothing(actor: PoolActor, script: Script) -> None:
     waiting, late = Call("r1"), Call("r2")
     actor.submit(request("r1"), waiting.waiter)
-    actor.extend_lease(time.monotonic_ns() - 1)
+    actor.extend_lease(lease_now_ns() - 1)
     asked = len(script.inputs)
     actor.submit(request("r2"), late.waiter)
     actor.tell(Tick())
@@ -285,7 +286,7 @@ def test_past_its_lease_it_decides_nothing(actor: PoolActor, script: Script) -> 
 def test_terms_only_grow(actor: PoolActor, script: Script) -> None:
     actor.end_term("Over.")
     with pytest.raises(AssertionError, match="terms only grow"):
-        actor.begin_term(script, 1, time.monotonic_ns() + HOUR_NS, 0)
+        actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, 0)
 
 
 def test_answers_of_renew_and_settle(actor: PoolActor, script: Script) -> None:
