@@ -17,7 +17,7 @@ from evenhand.worker.source import (
     SourceConnected,
     SourceEvent,
 )
-from evenhand.worker.zmq_source import END_SEQ, ZmqSource, read_frame
+from evenhand.worker.zmq_source import END_SEQ, REPLAY_PACE_S, REPLAYS_AT_ONCE_MAX, ZmqSource, read_frame
 
 WAIT_S = 10.0
 Answer = Callable[["ScriptedEngine", bytes, int], Awaitable[None]]
@@ -186,6 +186,20 @@ async def test_a_later_wish_ends_the_replay_under_way() -> None:
             source.ask_replay(2, 8)
             assert await next_of(queue, FrameReplayed) == FrameReplayed(2, 8, b"p")
             assert await next_of(queue, ReplayEnded, ReplayFailed) == ReplayEnded(2)
+
+
+async def test_an_engine_whose_replays_make_no_sense_is_asked_at_a_pace() -> None:
+    async def answer(engine: ScriptedEngine, client: bytes, first: int) -> None:
+        await engine.answer(client, b"", END_SEQ, b"")
+
+    async with scripted(answer) as engine:
+        source = ZmqSource(engine.events_endpoint, engine.replay_endpoint)
+        async with running(source) as queue:
+            began = asyncio.get_running_loop().time()
+            for ask in range(REPLAYS_AT_ONCE_MAX + 2):
+                source.ask_replay(ask, 0)
+                assert await next_of(queue, ReplayEnded, ReplayFailed) == ReplayEnded(ask)
+            assert asyncio.get_running_loop().time() - began >= REPLAY_PACE_S
 
 
 async def test_a_long_silence_is_looked_into() -> None:

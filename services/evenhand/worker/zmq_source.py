@@ -36,6 +36,10 @@ HEARTBEAT_TIMEOUT_MS = 6_000
 """A peer that is gone without a word counts as disconnected after this long."""
 REPLAY_WAIT_S = 2.0
 """Longest wait for the next frame of a replay."""
+REPLAYS_AT_ONCE_MAX = 20
+REPLAY_PACE_S = 0.5
+"""So many replays may follow one another at once; later ones are this far apart. An engine whose replays never
+make sense would otherwise be asked, and begin a life, without pause."""
 SILENCE_S = 30.0
 """After this long without a frame the last one is asked for again."""
 SEQ_BYTES = 8
@@ -126,9 +130,14 @@ class ZmqSource(FrameSource):
 
     async def _replay(self, context: zmq.asyncio.Context, endpoint: str, put: Put) -> None:
         """Serve the latest wish; a newer one ends the one under way."""
+        due = 0.0
         while True:
             await self._wake.wait()
             while self._wake.is_set():
+                now = asyncio.get_running_loop().time()
+                due = max(due, now - REPLAYS_AT_ONCE_MAX * REPLAY_PACE_S)
+                await asyncio.sleep(max(0.0, due - now))
+                due += REPLAY_PACE_S
                 self._wake.clear()
                 ask, from_seq = self._wanted
                 self.counters.replays += 1
