@@ -9,6 +9,7 @@ The files are mapped to ``evenhand/wire/generated`` so that their imports match 
 
 import argparse
 import filecmp
+import os
 import sys
 import tempfile
 from importlib import resources
@@ -34,6 +35,8 @@ def generate(target: Path) -> None:
     """Write the package's generated modules below ``target``."""
     names = sorted(f"{PACKAGE}/{path.name}" for path in SOURCES.glob("*.proto"))
     (target / PACKAGE).mkdir(parents=True, exist_ok=True)
+    # The mypy plugins are found beside the interpreter, whether its environment is active or not.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy")]
     run_protoc(f"-I{PACKAGE}={SOURCES}", *outputs, "--mypy_grpc_out=" + str(target), *names)
     (target / PACKAGE / "__init__.py").write_text(

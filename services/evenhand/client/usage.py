@@ -13,18 +13,24 @@ TOKENS_MAX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one leg. ``cached_tokens`` is the part of ``prompt_tokens`` the engine took from its cache."""
+    """Tokens of one leg. ``cached_tokens`` is the part of ``prompt_tokens`` the engine took from its cache.
+
+    None: the engine does not say (vLLM does with ``--enable-prompt-tokens-details``). The scheduler then takes its
+    own prediction for it.
+    """
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     output_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
             value = getattr(self, name)
+            if value is None and name == "cached_tokens":
+                continue
             if not isinstance(value, int) or not 0 <= value <= TOKENS_MAX:
                 raise InvalidRequest(f"{name} must be a whole number from 0 to {TOKENS_MAX}, not {value!r}.")
-        if self.cached_tokens > self.prompt_tokens:
+        if self.cached_tokens is not None and self.cached_tokens > self.prompt_tokens:
             raise InvalidRequest(
                 f"cached_tokens must be at most prompt_tokens, not {self.cached_tokens} of {self.prompt_tokens}."
             )
@@ -46,7 +52,7 @@ def usage_of(reported: object) -> Usage:
         raise InvalidRequest(f"A usage names prompt_tokens or completion_tokens; {kind} has neither.")
     details = _first(reported, "prompt_tokens_details", "input_tokens_details")
     cached = _first(details, "cached_tokens") if details is not None else _first(reported, "cached_tokens")
-    return Usage(prompt or 0, cached or 0, output or 0)  # type: ignore[arg-type]  # Usage checks its fields
+    return Usage(prompt or 0, cached, output or 0)  # type: ignore[arg-type]  # Usage checks its fields
 
 
 def _first(source: object, *names: str) -> object:

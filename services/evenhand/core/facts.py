@@ -126,6 +126,8 @@ class Usage:
     cached_tokens: int = 0
     """Part of ``prompt_tokens``, as the engine reports it."""
     output_tokens: int = 0
+    cached_known: bool = True
+    """False: the engine did not say; ``cached_tokens`` is then taken as predicted, and refutes nothing."""
 
     @property
     def uncached_tokens(self) -> int:

@@ -298,7 +298,7 @@ class Legs:
                 held.map_position = (position.epoch, position.seq)
 
     def _refute(self, held: OpenTicket, usage: Usage, worker: Worker | None, effects: list[Effect]) -> None:
-        if held.map_position is None or worker is None:
+        if held.map_position is None or worker is None or not usage.cached_known:
             return
         found_blocks = usage.cached_tokens // worker.spec.block_size_tokens
         if found_blocks < held.map_cached_blocks and usage.prompt_tokens == held.ticket.prompt_tokens:

@@ -138,11 +138,13 @@ class TicketBook:
 def believed_usage(usage: Usage, ticket: Ticket) -> Usage:
     """Usage capped to what was granted, never negative, and consistent.
 
-    Output without a prompt is impossible: the prompt is then taken as granted, with the predicted hit.
+    Output without a prompt is impossible: the prompt is then taken as granted, with the predicted hit; so is the
+    hit of an engine that does not report it.
     """
     output_tokens = min(max(0, usage.output_tokens), ticket.output_tokens_max)
     prompt_tokens = min(max(0, usage.prompt_tokens), ticket.prompt_tokens)
-    cached_tokens = min(max(0, usage.cached_tokens), prompt_tokens)
     if output_tokens > 0 and prompt_tokens == 0:
-        return Usage(ticket.prompt_tokens, ticket.predicted_cached_tokens, output_tokens)
-    return Usage(prompt_tokens, cached_tokens, output_tokens)
+        return Usage(ticket.prompt_tokens, ticket.predicted_cached_tokens, output_tokens, cached_known=False)
+    reported_tokens = usage.cached_tokens if usage.cached_known else ticket.predicted_cached_tokens
+    cached_tokens = min(max(0, reported_tokens), prompt_tokens)
+    return Usage(prompt_tokens, cached_tokens, output_tokens, usage.cached_known)

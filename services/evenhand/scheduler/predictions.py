@@ -61,7 +61,7 @@ class Predictions(Collector):
     def ended(self, ended: LegEnded) -> None:
         """Take in how a leg ended."""
         ticket, usage = ended.ticket, ended.usage
-        if ended.outcome is not LegOutcome.SETTLED or usage is None:
+        if ended.outcome is not LegOutcome.SETTLED or usage is None or not usage.cached_known:
             return
         if usage.output_tokens < 1 or usage.prompt_tokens != ticket.prompt_tokens:
             return

@@ -109,7 +109,7 @@ def decode_usage(wire: pb.Usage) -> Usage:
     prompt, cached = wire.prompt_tokens, wire.cached_tokens
     if cached > prompt:
         raise InvalidRequest(f"A prompt of {prompt} tokens cannot have {cached} of them cached.")
-    return Usage(prompt, cached, wire.output_tokens)
+    return Usage(prompt, cached, wire.output_tokens, wire.HasField("cached_tokens"))
 
 
 def decode_outcome(number: int) -> LegOutcome:

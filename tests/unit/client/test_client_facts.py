@@ -149,10 +149,13 @@ class TestUsage:
     def test_is_read_from_what_client_libraries_give(self, reported: object) -> None:
         assert usage_of(reported) == Usage(prompt_tokens=9, cached_tokens=4, output_tokens=3)
 
-    def test_details_may_be_missing(self) -> None:
-        assert usage_of({"prompt_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": None}) == Usage(
-            9, 0, 0
+    def test_an_engine_that_does_not_tell_what_was_cached_is_not_one_that_cached_nothing(self) -> None:
+        silent = usage_of({"prompt_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": None})
+        assert silent == Usage(9, None, 0)
+        told = usage_of(
+            {"prompt_tokens": 9, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}
         )
+        assert told == Usage(9, 0, 0)
 
     @pytest.mark.parametrize(
         ("reported", "sentence"),

@@ -404,3 +404,13 @@ def test_memory_is_where_it_was_after_churn_of_tenants_workers_and_tickets() -> 
     assert world.presence.ticket_count <= 600  # those that ended keep their keys until the grace is over
     world.tick(6_000)
     assert world.presence.ticket_count == 0
+
+
+def test_an_engine_that_does_not_tell_what_was_cached_refutes_nothing_and_pays_as_predicted(world: World) -> None:
+    keys = chain(1, 6)
+    world.store("w1", keys)
+    granted = ticket(world.submit("a", keys))
+    assert granted.predicted_cached_tokens == 6 * BLOCK
+    effects = world.step(Settle(granted.ticket_id, Usage(granted.prompt_tokens, 0, 4, cached_known=False)))
+    assert not [e for e in effects if isinstance(e, Refute)]
+    assert ended(effects)[0].attained == pytest.approx(1 + 0.1 * 6 * BLOCK + 2 * 4)
