@@ -49,6 +49,10 @@ DEADLINES_KEPT_MIN = 1_024
 DEADLINES_PER_QUEUED_MAX = 4
 """Deadlines kept, for each request that waits, before those of requests that wait no more are swept out."""
 
+Deadline = tuple[int, int, int, TenantId, RequestId]
+"""When, and for which wait of which request: its age and its leg. A request's next wait has a deadline of its own,
+so at most one for each request that waits survives a sweep, and the next sweep is many deadlines away."""
+
 
 class Requests:
     """All open requests of a pool. Queues are written here; legs are opened by the scheduler and ended here."""
@@ -57,7 +61,7 @@ class Requests:
         self._legs = legs
         self.queued_total = 0
         self.shut_down = False
-        self._deadlines: list[tuple[int, int, TenantId, RequestId]] = []
+        self._deadlines: list[Deadline] = []
         self._age = 0
 
     @property
@@ -94,8 +98,7 @@ class Requests:
         tenant.enqueue(queued)
         self.queued_total += 1
         if request.deadline_ns is not None:
-            entry = (request.deadline_ns, self._age, request.tenant_id, request.request_id)
-            self._push_deadline(entry)
+            self._push_deadline(request.deadline_ns, queued)
         if not tenant.in_a or len(tenant.queue) <= self._legs.config.requests_considered_max:
             self._legs.move(tenant, tenant.v, now_ns)
 
@@ -215,8 +218,7 @@ class Requests:
         self.queued_total += 1
         deadline_ns = held.queued.request.deadline_ns
         if deadline_ns is not None:
-            entry = (deadline_ns, held.queued.age, ticket.tenant_id, ticket.request_id)
-            self._push_deadline(entry)
+            self._push_deadline(deadline_ns, held.queued)
 
     def end(
         self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None, now_ns: int, effects: list[Effect]
@@ -225,17 +227,23 @@ class Requests:
         self._legs.end(held, outcome, usage, now_ns, False, effects)
         self.drop_if_done(self._legs.outstanding.tenants[held.ticket.tenant_id])
 
-    def _push_deadline(self, entry: tuple[int, int, TenantId, RequestId]) -> None:
-        """Note a deadline. Those of requests that wait no more are dropped when they are the most by far."""
+    def _push_deadline(self, deadline_ns: int, queued: Queued) -> None:
+        """Note the end of a wait. Those of waits that are over are dropped when they are the most by far."""
+        request = queued.request
+        entry = (deadline_ns, queued.age, queued.leg, request.tenant_id, request.request_id)
         heapq.heappush(self._deadlines, entry)
         if len(self._deadlines) > DEADLINES_KEPT_MIN + DEADLINES_PER_QUEUED_MAX * self.queued_total:
-            tenants = self._legs.outstanding.tenants
-            self._deadlines = [
-                (at_ns, age, tenant_id, request_id)
-                for at_ns, age, tenant_id, request_id in self._deadlines
-                if tenant_id in tenants and request_id in tenants[tenant_id].queue
-            ]
+            self._deadlines = [entry for entry in self._deadlines if self._waits(entry) is not None]
             heapq.heapify(self._deadlines)
+
+    def _waits(self, entry: Deadline) -> tuple[Tenant, Queued] | None:
+        """The request that a deadline is of, while that wait lasts."""
+        _, age, leg, tenant_id, request_id = entry
+        tenant = self._legs.outstanding.tenants.get(tenant_id)
+        queued = tenant.queue.get(request_id) if tenant is not None else None
+        if tenant is None or queued is None or (queued.age, queued.leg) != (age, leg):
+            return None
+        return tenant, queued
 
     def unqueue(self, tenant: Tenant, request_id: RequestId, now_ns: int) -> None:
         """Take a waiting request out; the caller tells its end."""
@@ -290,11 +298,12 @@ class Requests:
     def pass_deadlines(self, now_ns: int, effects: list[Effect]) -> None:
         """Refuse what has waited past its deadline."""
         while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, age, tenant_id, request_id = heapq.heappop(self._deadlines)
-            tenant = self._legs.outstanding.tenants.get(tenant_id)
-            queued = tenant.queue.get(request_id) if tenant is not None else None
-            if tenant is not None and queued is not None and queued.age == age:
-                self.unqueue(tenant, request_id, now_ns)
-                waited_ms = (now_ns - queued.enqueued_at_ns) // NS_PER_MS
-                sentence = f"The deadline passed after {waited_ms} ms in the queue."
-                self.refuse(tenant_id, request_id, RefusalReason.DEADLINE, sentence, effects)
+            waits = self._waits(heapq.heappop(self._deadlines))
+            if waits is None:
+                continue
+            tenant, queued = waits
+            request = queued.request
+            self.unqueue(tenant, request.request_id, now_ns)
+            waited_ms = (now_ns - queued.enqueued_at_ns) // NS_PER_MS
+            sentence = f"The deadline passed after {waited_ms} ms in the queue."
+            self.refuse(request.tenant_id, request.request_id, RefusalReason.DEADLINE, sentence, effects)

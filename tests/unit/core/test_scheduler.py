@@ -1,11 +1,15 @@
 """The life of a request, and every way it can end. FAULTS.md, "Tickets and lifecycles" and "Answers"."""
 
-import pytest
-from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets
+import heapq
+from types import SimpleNamespace
 
+import pytest
+from tests.unit.core.scheduler_world import MS, World, chain, config, ended, refusal, ticket, tickets
+
+from evenhand.core import requests
 from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import LegOutcome, RefusalReason, TenantState, Usage
-from evenhand.core.steps import LegEnded, Renew, Settle, ShutDown, TicketUnknown
+from evenhand.core.steps import LegEnded, Refused, Renew, Settle, ShutDown, TicketUnknown
 
 
 @pytest.fixture
@@ -92,3 +96,31 @@ def test_deadlines_of_requests_long_granted_are_swept_out(world: World) -> None:
     for _ in range(5_000):
         world.settle(ticket(world.submit("a", deadline_ns=10**15)))
     assert len(world.scheduler._requests._deadlines) <= 1_030
+
+
+def test_many_legs_of_one_request_do_not_sweep_deadlines_at_every_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(config(legs_max=10_000))
+    world.tenants("a")
+    world.workers("w1")
+    sweeps: list[int] = []
+
+    def counted(heap: list[requests.Deadline]) -> None:
+        sweeps.append(len(heap))
+        heapq.heapify(heap)
+
+    counting = SimpleNamespace(heappush=heapq.heappush, heappop=heapq.heappop, heapify=counted)
+    monkeypatch.setattr(requests, "heapq", counting)
+    held = ticket(world.submit("a", deadline_ns=10**15))
+    for _ in range(3_000):
+        held = ticket(world.lose(held))
+    assert len(sweeps) <= 3, len(sweeps)
+    assert held.leg == 3_001
+
+
+def test_a_request_that_lost_its_worker_still_has_its_deadline(world: World) -> None:
+    world.workers("w1", slots=1)
+    held = ticket(world.submit("a", request_id="late", deadline_ns=1_000 * MS))
+    world.tenants("a", state=TenantState.SUSPENDED)
+    assert not tickets(world.lose(held))
+    assert not [e for e in world.tick(999) if isinstance(e, Refused)]
+    assert refusal(world.tick(1)).reason is RefusalReason.DEADLINE
