@@ -278,6 +278,9 @@ class SchedulerConfig:
     ticket_confirm_ms: int = 4_000
     """An open ticket of an earlier term ends so long after the take-over unless its holder is heard of: it may
     have been settled since the checkpoint, and would hold a place that nobody uses."""
+    taken_over_wait_max_ms: int = 600_000
+    """A request known from a ticket of an earlier term alone has no deadline of its own: when it loses its worker,
+    it waits at most so long for another place. No client waits longer for an answer by the daemon's own limit."""
     worker_stale_after_ms: int = 5_000
     """A worker unheard of for this long is no candidate."""
     worker_lost_after_ms: int = 15_000

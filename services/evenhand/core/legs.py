@@ -169,7 +169,10 @@ class Legs:
     def take_over(
         self, ticket: Ticket, block_keys: tuple[int, ...], booked: float, ttl_ns: int, now_ns: int
     ) -> OpenTicket:
-        """Hold a ticket of an earlier term whose charge is on the clock already; its worker may join later."""
+        """Hold a ticket of an earlier term whose charge is on the clock already; its worker may join later.
+
+        The request's deadline went with the earlier term; ``Requests.lose_leg`` bounds its wait.
+        """
         request = Request(
             request_id=ticket.request_id,
             tenant_id=ticket.tenant_id,

@@ -217,6 +217,8 @@ class Requests:
             return
         self.queued_total += 1
         deadline_ns = held.queued.request.deadline_ns
+        if deadline_ns is None and held.queued.is_taken_over:
+            deadline_ns = now_ns + self._legs.config.taken_over_wait_max_ms * NS_PER_MS
         if deadline_ns is not None:
             self._push_deadline(deadline_ns, held.queued)
 

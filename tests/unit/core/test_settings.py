@@ -128,6 +128,23 @@ def ticket_confirm_ms(value: int) -> Seen:
     return len(ended(heir.tick(500)))
 
 
+def taken_over_wait_max_ms(value: int) -> Seen:
+    """When a restored request that lost its worker is refused, while its tenant is suspended."""
+    world = pool("a")
+    held = ticket(world.submit("a"))
+    long = {"worker_stale_after_ms": LONG_MS, "worker_lost_after_ms": LONG_MS}
+    heir = World(config(taken_over_wait_max_ms=value, **long), term=2)
+    heir.scheduler.restore(world.scheduler.checkpoint(), 0)
+    heir.tenants("a", state=TenantState.SUSPENDED)
+    heir.workers("w1", epoch=2, slots=1)
+    assert [end.ticket.ticket_id for end in ended(heir.effects) if end.request_continues] == [held.ticket_id]
+    heir.tick(500)
+    before = refused(heir)
+    heir.tick(10**6)
+    assert refused(heir) == [RefusalReason.DEADLINE]
+    return before
+
+
 def worker_stale_after_ms(value: int) -> Seen:
     world = pool("a", worker_stale_after_ms=value)
     world.tick(500)
@@ -216,6 +233,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "headroom_divisor": (headroom_divisor, 2, 8),
     "ticket_ttl_ms": (ticket_ttl_ms, 400, 600),
     "ticket_confirm_ms": (ticket_confirm_ms, 400, 600),
+    "taken_over_wait_max_ms": (taken_over_wait_max_ms, 400, 600),
     "worker_stale_after_ms": (worker_stale_after_ms, 400, 600),
     "worker_lost_after_ms": (worker_lost_after_ms, 400, 600),
     "output_estimate_default_tokens": (output_estimate_default_tokens, 10, 20),
