@@ -165,3 +165,21 @@ def test_a_wrong_setting_is_one_sentence(
     assert told.startswith("evenhand up: ")
     assert sentence in told
     assert not (tmp_path / "data").exists()
+
+
+async def test_a_first_start_that_is_killed_half_way_loses_no_key(tmp_path: Path, engines: list[Engine]) -> None:
+    """The key is in the file before anything can be told of it; the next start has that very key."""
+    data = tmp_path / "data"
+    async with up(tmp_path, engines, fixed_port()) as command:
+        async with asyncio.timeout(60):
+            while not (data / "logs" / "scheduler.log").exists():
+                await asyncio.sleep(0.01)
+        command.note_family()
+        assert "EVENHAND_API_KEY" not in command.said
+    async with up(tmp_path, engines, fixed_port()) as command:
+        key = (await command.says(KEY))[3]
+        assert json.loads((data / "api_keys.json").read_text()) == {"default": key}
+        assert await command.says(f"takes requests at {engines[0].worker.address}")
+        assert await ask((await command.says(KEY))[2], key)
+        command.interrupt()
+        assert await command.ends() == 0

@@ -64,6 +64,9 @@ class StackConfig:
     insecure_loopback: bool = False
     durable: bool = True
     """False: a crash of the machine may cost the database; for runs whose data is thrown away."""
+    keep_keys: Callable[[dict[str, str]], None] | None = None
+    """Takes newly made API keys by principal, in clear for the only time, before the database keeps their hashes:
+    what stops a start half-way leaves no principal whose key nobody has."""
 
 
 def evenhand(*arguments: str) -> tuple[str, ...]:
@@ -176,8 +179,11 @@ class Stack:
         async with (
             await Database.open(DatabaseConfig(self.database.dsn, "stack", connections_max=1)) as database,
             database.connection() as connection,
+            connection.transaction(),
         ):
             result = await seed_directory(connection, self.config.seed)
+            if self.config.keep_keys is not None and result.generated:
+                self.config.keep_keys(keys_by_principal(result.generated))
         self.generated_keys = result.generated
 
     def _services(self) -> dict[str, Service]:

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from evenhand.core.errors import InvalidConfig, Unavailable
-from evenhand.local.stack import Stack, StackConfig, keys_by_principal, require_free
+from evenhand.local.stack import Stack, StackConfig, require_free
 from evenhand.local.stack_file import StackFile, StackWorker, load_stack, parse_stack
 from evenhand.logs import configure_logs
 
@@ -96,12 +96,20 @@ def known_keys(data_dir: Path) -> dict[str, str]:
 
 
 def remember_keys(data_dir: Path, keys: dict[str, str]) -> None:
-    """Keep every tenant's API key in a file of mode 0600: the database has none in clear."""
+    """Keep every tenant's API key in a file of mode 0600: the database has none in clear.
+
+    Raises ``InvalidConfig`` where that cannot be done; the file before stays.
+    """
     path = data_dir / KEYS_FILE
     scratch = path.with_suffix(".tmp")
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        json.dump(keys, file, indent=2)
-    scratch.replace(path)
+    try:
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(keys, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        raise InvalidConfig(f"The file of API keys {path} cannot be written: {error.strerror}.") from error
 
 
 def show_addresses(console: Console, stack: Stack, keys: dict[str, str]) -> None:
@@ -167,7 +175,12 @@ async def run(arguments: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop.set)
     data_dir = arguments.data_dir.expanduser().absolute()
     keys = known_keys(data_dir)
-    config = StackConfig(data_dir, file.pool, file.seed(), file.workers, listen=arguments.listen)
+
+    def keep(fresh: dict[str, str]) -> None:
+        keys.update(fresh)
+        remember_keys(data_dir, keys)
+
+    config = StackConfig(data_dir, file.pool, file.seed(), file.workers, listen=arguments.listen, keep_keys=keep)
     console = Console()
     console.print("starting …")
     serving = asyncio.create_task(_serve(config, keys, console))
@@ -185,9 +198,6 @@ async def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: StackConfig, keys: dict[str, str], console: Console) -> None:
     async with Stack(config) as stack:
-        if fresh := keys_by_principal(stack.generated_keys):
-            keys = keys | fresh
-            remember_keys(config.data_dir, keys)
         show_addresses(console, stack, keys)
         await report_workers(console, stack)
 
