@@ -227,7 +227,7 @@ async def test_pages_tell_how_it_is(postgres_dsn: str, tmp_path: Path, embedded_
                 assert response.status == 200
                 assert text in await response.text()
     assert await taken.exit_code() == 1
-    assert f"evenhand state: The pages cannot be served on 127.0.0.1:{port}: " in taken.log
+    assert f"evenhand state: The pages cannot be served on 127.0.0.1:{port}: the address is in use." in taken.log
     assert "Traceback" not in taken.log
     assert await service.stop() == 0
 

@@ -20,16 +20,18 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from evenhand.core.errors import InvalidConfig, Unavailable
 from evenhand.core.kv import ControlMessage
 from evenhand.logs import get_logger
+from evenhand.pages import Pages, alive, metrics, readiness
 from evenhand.ports import KV_TOPIC, Directory, LeaseStore, LogReader, LogWriter, MapStore
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.calls import Calls
-from evenhand.scheduler.config import DaemonConfig, TlsConfig
+from evenhand.scheduler.config import DaemonConfig, TlsConfig, split_address
 from evenhand.scheduler.control import ControlPublisher
 from evenhand.scheduler.directory_watch import DirectoryWatch
 from evenhand.scheduler.identity import Identity
@@ -37,7 +39,6 @@ from evenhand.scheduler.live_map import LiveMap
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.office import PoolOffice
 from evenhand.scheduler.ownership import Ownership
-from evenhand.scheduler.pages import Pages
 from evenhand.scheduler.secret import load_master_secret
 from evenhand.scheduler.servicer import Servicer
 from evenhand.scheduler.session import SessionLimits
@@ -174,7 +175,16 @@ class SchedulerDaemon:
         self.metrics.know_tenants(self.watch.tenants)
         await self._listen()
         if self._config.metrics_listen is not None:
-            self._pages = Pages(self._config.metrics_listen, self._page, self.status, lambda: self.warm)
+            host, port = split_address(self._config.metrics_listen, "metrics_listen")
+            self._pages = Pages(
+                {
+                    "/metrics": lambda: metrics(self._page()),
+                    "/status": lambda: web.json_response(self.status()),
+                    "/healthz": lambda: alive() if self.warm else readiness("starting"),
+                },
+                port,
+                host,
+            )
             await self._pages.start()
             self.metrics_address = self._pages.address
         self._spawn("directory", self.watch.run)

@@ -17,13 +17,13 @@ import uvloop
 from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs, get_logger
 from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
+from evenhand.pages import Pages, usual_pages
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.directory import PostgresDirectory
 from evenhand.postgres.map_store import PostgresMapStore
 from evenhand.state.config import StateConfig
 from evenhand.state.fault import FaultPoint
 from evenhand.state.metrics import StateMetrics
-from evenhand.state.pages import Pages
 from evenhand.state.service import StateService
 
 _log = get_logger("state")
@@ -82,7 +82,7 @@ async def serve(options: Options) -> None:
         )
         pages = None
         if options.metrics_port is not None:
-            pages = Pages(options.metrics_port, service.metrics_page, service.not_ready)
+            pages = Pages(usual_pages(service.metrics_page, service.not_ready), options.metrics_port)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop)

@@ -21,10 +21,11 @@ from evenhand.core.ids import PoolId, WorkerId
 from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs
 from evenhand.options import add_kafka, add_metrics_port, require_given
+from evenhand.pages import Pages
 from evenhand.worker.config import EdgeConfig
 from evenhand.worker.edge import WorkerEdge
 from evenhand.worker.load import EnginePoller
-from evenhand.worker.pages import EdgePages
+from evenhand.worker.pages import edge_pages
 from evenhand.worker.zmq_source import ZmqSource
 
 EXIT_USAGE = 2
@@ -115,12 +116,12 @@ async def run_edge(options: Options, stop: asyncio.Event) -> None:
     source = ZmqSource(config.kv_events, config.replay or None, config.topic) if config.kv_events else None
     writer = KafkaLogWriter(options.kafka)
     reader = KafkaLogReader(replace(options.kafka, fetch_wait_ms_max=CONTROL_FETCH_WAIT_MS))
-    pages: EdgePages | None = None
+    pages: Pages | None = None
     try:
         async with EnginePoller(config.address, config.data_parallel_rank) as poller:
             edge = WorkerEdge(config, source, writer, reader, poller)
             if options.metrics_port is not None:
-                pages = EdgePages(edge, options.metrics_port)
+                pages = edge_pages(edge, options.metrics_port)
                 await pages.start()
             await edge.run(stop, options.leave)
     finally:

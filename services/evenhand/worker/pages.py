@@ -1,62 +1,27 @@
-"""``/health``, ``/ready`` and ``/metrics`` of an edge, on loopback.
+"""``/health``, ``/ready`` and ``/metrics`` of an edge.
 
 ``/health`` answers while the event loop turns. ``/ready`` answers 200 once the broker has the announcement and
 takes messages, and 503 with the reason before that. ``/metrics`` is Prometheus' text format: every total of the
 edge as ``evenhand_edge_NAME_total``, labelled with the worker alone.
 """
 
-from aiohttp import web
-
-from evenhand.core.errors import InvalidConfig
 from evenhand.core.kv import Tier
+from evenhand.pages import Pages, usual_pages
 from evenhand.worker.edge import WorkerEdge
 
-HOST = "127.0.0.1"
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+def edge_pages(edge: WorkerEdge, port: int) -> Pages:
+    """An edge's pages on loopback, not started yet."""
+    return Pages(usual_pages(lambda: metrics_page(edge).encode(), lambda: not_ready(edge)), port)
 
 
-class EdgePages:
-    """A small HTTP server; ``port`` is known once it has started."""
-
-    def __init__(self, edge: WorkerEdge, port: int) -> None:
-        self.port = port
-        self._edge = edge
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        """Listen on loopback; port 0 takes a free one. Raises ``InvalidConfig`` if the port is taken."""
-        application = web.Application()
-        application.router.add_get("/health", self._health)
-        application.router.add_get("/ready", self._ready)
-        application.router.add_get("/metrics", self._metrics)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, HOST, self.port).start()
-        except OSError as error:
-            await runner.cleanup()
-            raise InvalidConfig(f"The pages cannot be served on {HOST}:{self.port}: {error.strerror}.") from error
-        self._runner = runner
-        self.port = runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def _ready(self, _: web.Request) -> web.Response:
-        if not self._edge.announced.is_set():
-            return web.Response(status=503, text="The worker is not announced yet.\n")
-        if not self._edge.publishing:
-            return web.Response(status=503, text="The broker does not take messages.\n")
-        return web.Response(text="ready\n")
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        body = metrics_page(self._edge).encode()
-        return web.Response(body=body, headers={"Content-Type": METRICS_CONTENT_TYPE})
+def not_ready(edge: WorkerEdge) -> str:
+    """Why the edge is not ready; empty: it is."""
+    if not edge.announced.is_set():
+        return "The worker is not announced yet."
+    if not edge.publishing:
+        return "The broker does not take messages."
+    return ""
 
 
 def metrics_page(edge: WorkerEdge) -> str:
