@@ -20,8 +20,8 @@ import yaml
 
 from evenhand.cli import COMMANDS
 from evenhand.core.errors import EvenhandError, InvalidConfig
-from evenhand.engine.config import is_loopback
 from evenhand.engine.config import parse_arguments as parse_engine
+from evenhand.loopback import is_loopback
 from evenhand.options import DSN_VARIABLE, KAFKA_VARIABLE, require_given
 from evenhand.postgres import migrate, seed
 from evenhand.postgres.seed import parse_seed

@@ -12,7 +12,6 @@ What is not given is read, once and when the client is made, from the environmen
 Always: a key travels in the clear only to this machine, unless the caller says ``tls=False`` in so many words.
 """
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Literal
 import grpc
 
 from evenhand.client.errors import InvalidConfig
+from evenhand.loopback import is_loopback
 
 ADDRESS_DEFAULT = "127.0.0.1:7077"
 TIMEOUT_S_MAX = 24 * 3600.0
@@ -80,7 +80,7 @@ class Settings:
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
             ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_http_proxy", 0 if is_loopback(address) else 1),
+            ("grpc.enable_http_proxy", 0 if stays_here(address) else 1),
         ]
         if not self.tls:
             return grpc.aio.insecure_channel(address, options=options)
@@ -122,7 +122,7 @@ def settings(
         check_seconds(name, seconds, InvalidConfig)
     authority = ca_file if ca_file is not None else os.environ.get("EVENHAND_CA_FILE") or None
     roots = _read_authority(authority) if authority is not None and tls is not False else None
-    secure = tls if tls is not None else roots is not None or not all(map(is_loopback, addresses))
+    secure = tls if tls is not None else roots is not None or not all(map(stays_here, addresses))
     key = api_key if api_key is not None else os.environ.get("EVENHAND_API_KEY", "")
     if not key.isascii() or not (key.isprintable()):
         raise InvalidConfig("The API key holds characters that cannot be sent; it must be printable ASCII.")
@@ -148,17 +148,9 @@ def check_seconds(name: str, seconds: float, kind: type[Exception]) -> None:
         raise kind(f"{name} must be a number of seconds above 0 and at most {TIMEOUT_S_MAX:.0f}, not {seconds!r}.")
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address (``host:port``, ``unix:path``) cannot leave this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def stays_here(address: str) -> bool:
+    """Whether what is sent to an address (``host:port``, ``unix:path``) cannot leave this machine."""
+    return address.startswith("unix:") or is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _check_address(address: str) -> None:

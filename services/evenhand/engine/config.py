@@ -7,7 +7,6 @@ below it. An unknown option or an impossible value raises InvalidConfig with one
 import argparse
 import ast
 import inspect
-import ipaddress
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from evenhand.core.errors import InvalidConfig
 from evenhand.engine.content import HashForm
 from evenhand.engine.kv_events import EventForm, PublisherConfig
 from evenhand.engine.limits import EngineLimits, StepTime
+from evenhand.loopback import is_loopback
 
 ORDERS = ("fcfs", "longest-prefix")
 PORT_MAX = 65_535
@@ -169,13 +169,3 @@ def option_texts() -> dict[str, str]:
             assert isinstance(before.target, ast.Name)
             texts[before.target.id] = str(ast.literal_eval(after.value))
     return texts
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from evenhand.core.errors import InvalidConfig, InvalidRequest, Unavailable
 from evenhand.engine import tokenizer
-from evenhand.engine.config import EngineConfig, is_loopback
+from evenhand.engine.config import EngineConfig
 from evenhand.engine.content import HashForm, TokenContent
 from evenhand.engine.faults import apply_faults, current_faults
 from evenhand.engine.kv_events import EventPublisher
@@ -43,6 +43,7 @@ from evenhand.engine.openai_api import (
     prompt_tokens,
 )
 from evenhand.engine.runtime import EngineRuntime, Progress, Stream, StreamState
+from evenhand.loopback import is_loopback
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 SHUTDOWN_S = 1.0

@@ -35,10 +35,11 @@ from evenhand.local.ports import HOST, FreePorts, bind_fault
 from evenhand.local.process import ManagedProcess
 from evenhand.local.stack_file import StackWorker
 from evenhand.logs import get_logger
+from evenhand.loopback import is_loopback
 from evenhand.postgres.database import Database, DatabaseConfig
 from evenhand.postgres.migrate import migrate
 from evenhand.postgres.seed import GeneratedKey, SeedFile, seed_directory
-from evenhand.scheduler.config import is_loopback, split_address
+from evenhand.scheduler.config import split_address
 
 log = get_logger("stack")
 

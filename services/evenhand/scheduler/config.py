@@ -4,7 +4,6 @@ An impossible value stops the start with one sentence that names it. What the co
 ``core.facts.SchedulerConfig``; here is what its surroundings need.
 """
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -12,6 +11,7 @@ from typing import Self
 from evenhand.core.errors import InvalidConfig
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.ids import PoolId
+from evenhand.loopback import is_loopback
 
 WINDOW_DELAY_MS_MAX = 3_600_000.0
 
@@ -127,13 +127,3 @@ def split_address(address: str, name: str) -> tuple[str, int]:
     if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise InvalidConfig(f"{name} must be HOST:PORT, not {address!r}.")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; a name other than localhost counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from evenhand.core.errors import InvalidConfig
-from evenhand.engine.config import EngineConfig, is_loopback, option_texts, parse_arguments
+from evenhand.engine.config import EngineConfig, option_texts, parse_arguments
 
 
 def test_every_field_is_an_option_of_its_name() -> None:
@@ -91,11 +91,3 @@ def test_every_option_is_explained_in_the_help(
     for name, text in option_texts().items():
         assert f"--{name.replace('_', '-')} " in page
         assert " ".join(text.replace("``", "").split()) in page
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("example.org", False)],
-)
-def test_loopback_is_told_from_the_rest(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
