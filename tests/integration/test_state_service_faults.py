@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from tests.fixtures.state_load import LoadRecord, StateLoad
-from tests.fixtures.state_process import StateProcess, caught_up, held
+from tests.fixtures.state_process import WAIT_SECONDS_MAX, StateProcess, caught_up, held
 
 from evenhand.core.errors import EvenhandError, InvalidConfig
 from evenhand.core.ids import WorkerId
@@ -222,6 +222,9 @@ async def test_pages_tell_how_it_is(postgres_dsn: str, tmp_path: Path, embedded_
     )
     await taken.start()
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with asyncio.timeout(WAIT_SECONDS_MAX):  # the map is loaded; the log may not have answered yet
+            while (await session.get("/ready")).status != 200:
+                await asyncio.sleep(0.02)
         for page, text in (("/health", "ok"), ("/ready", "ready"), ("/metrics", "evenhand_state_workers 0.0")):
             async with session.get(page) as response:
                 assert response.status == 200
