@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from evenhand.core.errors import MalformedMessage, Unavailable
+from evenhand.core.errors import EvenhandError, MalformedMessage, Unavailable
 from evenhand.core.kv import (
     ControlMessage,
     EpochFloor,
@@ -84,13 +84,21 @@ class WorkerEdge:
         self._wake = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, leave: bool = False) -> None:
-        """Run until ``stop``. With ``leave`` the worker then says that it is gone for good."""
+        """Run until ``stop``. With ``leave`` the worker then says that it is gone for good.
+
+        Raises the fault with a name that ended one of its tasks; one without, as a group with all that failed.
+        """
         working = asyncio.create_task(self._work(), name=f"edge {self.config.worker_id}")
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 await working
+        except BaseExceptionGroup as several:
+            named, others = several.split(EvenhandError)
+            if named is None or others is not None:
+                raise
+            raise _first_of(named) from several
         finally:
             for task in (working, stopping):
                 task.cancel()
@@ -287,3 +295,8 @@ class WorkerEdge:
             return
         if path is not None:
             await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+def _first_of(group: BaseExceptionGroup[EvenhandError]) -> EvenhandError:
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,7 +1,8 @@
 """``evenhand worker-edge``: the edge of one worker as a process.
 
 The composition root: settings from options, one object of each kind, signals to ``stop``. Exits with 0 after
-SIGTERM or SIGINT, with 2 and one sentence for a setting that is wrong, with 1 for any other fault.
+SIGTERM or SIGINT, with 2 for a command line that cannot be read, and with 1 for any other fault; each is told in
+one sentence.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 import uvloop
 
-from evenhand.core.errors import InvalidConfig
+from evenhand.core.errors import EvenhandError
 from evenhand.core.ids import PoolId, WorkerId
 from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs
@@ -28,6 +29,7 @@ from evenhand.worker.load import EnginePoller
 from evenhand.worker.pages import edge_pages
 from evenhand.worker.zmq_source import ZmqSource
 
+EXIT_FAULT = 1
 EXIT_USAGE = 2
 CONTROL_FETCH_WAIT_MS = 200
 """An edge reads wishes alone; they are rare and in no hurry, and a fetch that finds none costs the broker time."""
@@ -47,16 +49,19 @@ class Options:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InvalidConfig(f"{message[:1].upper()}{message[1:]}.")
+        self.exit(EXIT_USAGE, f"{self.prog}: {message[:1].upper()}{message[1:]}.\n")
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Options of the command line; raises ``InvalidConfig`` in one sentence where they make no sense."""
+    """Options of the command line.
+
+    One that cannot be read ends the process with code 2; raises ``InvalidConfig`` for a value that cannot work.
+    """
     parser = _parser()
     arguments = parser.parse_args(argv)
     require_given(parser, arguments, "kafka")
     if bool(arguments.kv_events) == arguments.no_events:
-        raise InvalidConfig("Give either --kv-events tcp://HOST:PORT or --no-events.")
+        parser.error("give either --kv-events tcp://HOST:PORT or --no-events")
     edge = EdgeConfig(
         worker_id=WorkerId(arguments.worker_id),
         pool_id=PoolId(arguments.pool),
@@ -145,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if argv is None else argv)
         configure_logs("worker-edge", options.log_format, options.log_level)
         uvloop.run(_run_until_signal(options))
-    except InvalidConfig as error:
+    except EvenhandError as error:
         print(f"evenhand worker-edge: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_FAULT
     return 0
