@@ -195,9 +195,11 @@ class AcquireRequest(_message.Message):
     expected_output_tokens: _builtins.int
     """The client's own estimate of the output; 0: the scheduler estimates."""
     user: _builtins.str
+    """Whom among its own users the tenant asks for. Carried only: its length is checked, and nothing depends on it."""
     timeout_ms: _builtins.int
     """Longest wait in milliseconds where no call deadline says so (Session); 0: the server's default."""
     traceparent: _builtins.str
+    """The caller's W3C trace context. Carried only: the scheduler does not read it and emits no spans."""
     explain: _builtins.bool
     """True: the answer's explanation lists the candidates and exclusions; it is shorter and cheaper without."""
     @_builtins.property
