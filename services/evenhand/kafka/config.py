@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from evenhand.core.errors import InvalidConfig
+from evenhand.loopback import is_loopback
 from evenhand.ports import CONTROL_TOPIC, KV_TOPIC
 
 EMBEDDED_PARTITIONS = 4
@@ -172,6 +173,14 @@ class KafkaConfig:
     @property
     def idempotent(self) -> bool:
         return self.profile is Profile.PRODUCTION
+
+    @property
+    def plaintext_hosts(self) -> tuple[str, ...]:
+        """Brokers beyond this machine that are reached without TLS."""
+        if self.security_protocol.value.endswith("SSL"):
+            return ()
+        hosts = (address.strip().rpartition(":")[0].strip("[]") for address in self.bootstrap.split(","))
+        return tuple(host for host in hosts if not is_loopback(host))
 
     def client_arguments(self) -> dict[str, Any]:
         """What every aiokafka client takes; raises ``InvalidConfig`` for a CA file that cannot be read."""

@@ -9,14 +9,17 @@ with locks held. Not here: retries, which belong to who knows what may be repeat
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 
 from evenhand.core.errors import InvalidConfig, SchemaMismatch, Unavailable
+from evenhand.loopback import is_loopback
 
 if TYPE_CHECKING:
     Connection = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
@@ -35,6 +38,8 @@ _AWAY = (
     TimeoutError,
 )
 """Faults that trying again may cure: deadlocks, cancelled statements and a standby not yet promoted among them."""
+_TLS_MODES = frozenset({"require", "verify-ca", "verify-full"})
+_HOST_AND_PORT = re.compile(r"^(\[[^]]*\]|[^:]*)(:\d*)?$")
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
@@ -52,6 +57,25 @@ class DatabaseConfig:
     """Longest wait for a free connection of the pool."""
     statement_ms_max: int = 15_000
     idle_in_transaction_ms_max: int = 15_000
+
+
+def plaintext_hosts(dsn: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Servers beyond this machine that the address lets be reached without TLS.
+
+    Unless it says ``sslmode=require`` or more, TLS is used if the server offers it, and anyone on the way may say
+    that it does not. What the address leaves open comes from ``PGSSLMODE`` and ``PGHOST``. An address that makes
+    no sense has no host; whoever connects is told.
+    """
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return ()
+    query = dict(parse_qsl(parts.query))
+    if (query.get("sslmode") or environment.get("PGSSLMODE", "")) in _TLS_MODES:
+        return ()
+    named = parts.netloc.rpartition("@")[2] or query.get("host") or environment.get("PGHOST", "")
+    hosts = (unquote(_HOST_AND_PORT.sub(r"\1", each.strip())).strip("[]") for each in named.split(","))
+    return tuple(host for host in hosts if host and not host.startswith("/") and not is_loopback(host))
 
 
 class Database:

@@ -24,8 +24,9 @@ from evenhand.kafka.reader import KafkaLogReader
 from evenhand.kafka.writer import KafkaLogWriter
 from evenhand.logs import configure_logs
 from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
+from evenhand.plaintext import warn_of_plaintext
 from evenhand.ports import KV_TOPIC
-from evenhand.postgres.database import Database, DatabaseConfig
+from evenhand.postgres.database import Database, DatabaseConfig, plaintext_hosts
 from evenhand.postgres.directory import PostgresDirectory
 from evenhand.postgres.lease_store import PostgresLeaseStore
 from evenhand.postgres.map_store import PostgresMapStore
@@ -169,6 +170,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = config_of(arguments)
         kafka = KafkaConfig.of_environment(arguments.kafka_profile, arguments.kafka, os.environ)
+        warn_of_plaintext(kafka.plaintext_hosts, plaintext_hosts(arguments.dsn, os.environ))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(config, kafka, arguments.dsn))
     except EvenhandError as error:

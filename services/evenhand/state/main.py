@@ -18,7 +18,8 @@ from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs, get_logger
 from evenhand.options import add_dsn, add_kafka, add_metrics_port, require_given
 from evenhand.pages import Pages, usual_pages
-from evenhand.postgres.database import Database, DatabaseConfig
+from evenhand.plaintext import warn_of_plaintext
+from evenhand.postgres.database import Database, DatabaseConfig, plaintext_hosts
 from evenhand.postgres.directory import PostgresDirectory
 from evenhand.postgres.map_store import PostgresMapStore
 from evenhand.state.config import StateConfig
@@ -102,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
     """``evenhand state …``; faults with a name are told by the caller in one sentence."""
     options = parse(argv)
     configure_logs("state", options.log_format, options.log_level)
+    warn_of_plaintext(options.kafka.plaintext_hosts, plaintext_hosts(options.database.dsn, os.environ))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options))
     return 0

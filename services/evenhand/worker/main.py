@@ -23,6 +23,7 @@ from evenhand.kafka import KafkaConfig, KafkaLogReader, KafkaLogWriter
 from evenhand.logs import configure_logs
 from evenhand.options import add_kafka, add_metrics_port, require_given
 from evenhand.pages import Pages
+from evenhand.plaintext import warn_of_plaintext
 from evenhand.worker.config import EdgeConfig
 from evenhand.worker.edge import WorkerEdge
 from evenhand.worker.load import EnginePoller
@@ -149,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
         configure_logs("worker-edge", options.log_format, options.log_level)
+        warn_of_plaintext(options.kafka.plaintext_hosts)
         uvloop.run(_run_until_signal(options))
     except EvenhandError as error:
         print(f"evenhand worker-edge: {error}", file=sys.stderr)
