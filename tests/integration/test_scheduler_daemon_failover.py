@@ -15,7 +15,7 @@ from evenhand.scheduler.daemon import SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import Code
 
-USED = pb.Usage(prompt_tokens=1, output_tokens=1)
+USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from evenhand.wire.kv_codec import encode_kv_message
 
 SERVICES = Path(__file__).parents[2] / "services"
 WAIT_S = 45.0
-USED = pb.Usage(prompt_tokens=1, output_tokens=1)
+USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 
 
 class SchedulerProcess:

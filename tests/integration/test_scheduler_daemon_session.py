@@ -28,7 +28,7 @@ from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import Code, decode_status
 
 SLOTS = 2
-USED = pb.Usage(prompt_tokens=1, output_tokens=1)
+USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class Storm:
 
     def settle(self, ticket: str) -> pb.SettleRequest:
         outcome = self.chance.choice((pb.OUTCOME_COMPLETED, pb.OUTCOME_CANCELLED, pb.OUTCOME_WORKER_LOST))
-        usage = pb.Usage(prompt_tokens=1, output_tokens=1) if self.chance.random() < 0.7 else None
+        usage = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1) if self.chance.random() < 0.7 else None
         return pb.SettleRequest(ticket=ticket, outcome=outcome, usage=usage)
 
     async def unary(self, client: Client) -> None:

@@ -247,6 +247,29 @@ async def test_a_worker_that_left_is_forgotten_and_its_late_events_change_nothin
     assert await world.held() == {W1: {Tier.DEVICE: {5}}}
 
 
+async def test_a_worker_that_fell_silent_while_others_spoke_counts_as_left() -> None:
+    config = StateConfig(group_ms_max=1, idle_commit_ms=20, worker_forgotten_after_ms=500)
+    world = World(config=config)
+    world.say(announced(W1), batch(W1, 1, Stored((1,))), announced(W2), batch(W2, 1, Stored((2,))))
+    async with world.running() as service:
+        await world.settled()
+        assert service.cache_map.worker_ids() == (W1, W2)
+        # A pause of the whole log is nobody's silence.
+        await asyncio.sleep(0.6)
+        world.say(load(W2))
+        await world.settled()
+        assert service.cache_map.worker_ids() == (W1, W2)
+        async with asyncio.timeout(SECONDS_MAX):
+            while W1 in service.cache_map.worker_ids():
+                world.say(load(W2))
+                await asyncio.sleep(0.01)
+        await world.settled()
+        assert await world.held() == {W2: {Tier.DEVICE: {2}}}
+        world.say(announced(W1, epoch=2), batch(W1, 1, Stored((5,)), epoch=2))
+        await world.settled()
+        assert await world.held() == {W1: {Tier.DEVICE: {5}}, W2: {Tier.DEVICE: {2}}}
+
+
 async def test_the_first_worker_defines_the_pool_and_others_must_agree() -> None:
     world = World()
     world.say(announced(W1), batch(W1, 1, Stored((1,))))

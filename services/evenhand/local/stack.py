@@ -20,7 +20,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -65,7 +65,7 @@ class StackConfig:
     insecure_loopback: bool = False
     durable: bool = True
     """False: a crash of the machine may cost the database; for runs whose data is thrown away."""
-    keep_keys: Callable[[dict[str, str]], None] | None = None
+    keep_keys: Callable[[dict[str, str]], None] | None = field(default=None, compare=False)
     """Takes newly made API keys by principal, in clear for the only time, before the database keeps their hashes:
     what stops a start half-way leaves no principal whose key nobody has."""
 
