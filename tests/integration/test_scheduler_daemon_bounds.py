@@ -69,7 +69,8 @@ async def test_predictions_that_keep_missing_raise_an_alarm(world: World) -> Non
             assert series(await page(daemon))["evenhand_scheduler_workers_mispredicted", ()] == 0
             granted = await client.acquire(f"r{number}", keys)
             assert granted.predicted_cached_tokens == len(keys) * BLOCK_SIZE
-            await client.settle(granted.ticket, pb.Usage(prompt_tokens=prompt_tokens, cached_tokens=0, output_tokens=1))
+            used = pb.Usage(prompt_tokens=prompt_tokens, cached_tokens=0, output_tokens=1)
+            await client.settle(granted.ticket, used)
         shown = series(await page(daemon))
         assert shown["evenhand_scheduler_workers_mispredicted", ()] == 1
         assert shown["evenhand_scheduler_cached_tokens_predicted_total", ()] == LEGS_MIN * len(keys) * BLOCK_SIZE
