@@ -53,6 +53,7 @@ SETTINGS = {
         "retry_ms_max": (STATE_BOUNDS, "test_tries_at_the_database_are_paced_by_the_settings"),
         "start_ms_max": (STATE, "test_what_is_away_at_the_start_is_waited_for_and_then_named"),
         "stop_ms_max": (STATE_BOUNDS, "test_a_stop_waits_for_the_database_as_long_as_the_setting_says"),
+        "worker_forgotten_after_ms": (STATE, "test_a_worker_that_fell_silent_while_others_spoke_counts_as_left"),
         "malformed_logged_per_minute_max": (
             STATE_BOUNDS,
             "test_malformed_records_are_logged_up_to_the_bound_and_all_counted",

@@ -31,6 +31,9 @@ class StateConfig:
     """Database and log must be there within this time of the start."""
     stop_ms_max: int = 5_000
     """At a stop, what is folded is committed if that takes no longer."""
+    worker_forgotten_after_ms: int = 3_600_000
+    """A worker of which nothing was read for so long, while others spoke, counts as left. One that was only cut
+    off is told the epoch floor when it speaks again, and comes back with a snapshot."""
     malformed_logged_per_minute_max: int = 60
     """Malformed records beyond this are counted, not logged."""
 

@@ -30,6 +30,7 @@ from typing import TypeVar
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.errors import Fenced, MalformedMessage, Unavailable
 from evenhand.core.fold import FoldOutcome, doubt_all, fold
+from evenhand.core.ids import WorkerId
 from evenhand.core.kv import ControlMessage, KvMessage, WorkerAnnounced, WorkerLeft
 from evenhand.logs import get_logger
 from evenhand.ports import (
@@ -57,6 +58,9 @@ REREAD_SECONDS = 0.2
 """Pause before the log is read anew after it was replaced or went away."""
 
 _log = get_logger("state")
+SWEEPS_PER_SILENCE = 10
+"""How often silent workers are looked for while one becomes too silent."""
+
 _Result = TypeVar("_Result")
 
 
@@ -100,6 +104,9 @@ class StateService:
         """As ``_outcomes``, for the one outcome of nearly all."""
         self._strangers: dict[str, None] = {}
         self._malformed_logged: list[float] = []
+        self._signs: dict[WorkerId, float] = {}
+        """When a worker was last read of; for those in the map."""
+        self._read_at = self._swept_at = time.monotonic()
 
     def not_ready(self) -> str:
         """Why the service is not ready, in one sentence; empty: it is."""
@@ -211,6 +218,7 @@ class StateService:
         size = self._config.slice_records_max
         for start in range(0, len(records), size):
             changes_before = self._pending.key_changes
+            self._mind_pauses()
             for record in records[start : start + size]:
                 message = self._decoded(record)
                 if message is None:
@@ -219,6 +227,7 @@ class StateService:
                     await self._take_announced(record, message)
                 else:
                     self._fold(record, message)
+            self._forget_the_silent()
             self._count(self._pending.key_changes - changes_before)
             self._wake_committer()
             await asyncio.sleep(0)
@@ -247,6 +256,7 @@ class StateService:
             self._pass(message)
             return
         result = fold(self.cache_map, message)
+        self._signs[worker_id] = self._read_at
         outcome = result.outcome
         if outcome is FoldOutcome.APPLIED:
             self._applied += 1
@@ -259,6 +269,32 @@ class StateService:
             self._control.wish(wish)
         if outcome is FoldOutcome.LEFT:
             self._gate.forget(worker_id)
+
+    def _mind_pauses(self) -> None:
+        """Records are about to be folded. While none were, nobody could be heard: that is no worker's silence."""
+        now = time.monotonic()
+        if now - self._read_at > self._config.worker_forgotten_after_ms / 1000 / SWEEPS_PER_SILENCE:
+            self._signs.clear()
+        self._read_at = now
+
+    def _forget_the_silent(self) -> None:
+        """Take workers that ended without a word for gone, or a fleet of changing names would fill the database."""
+        silence_max = self._config.worker_forgotten_after_ms / 1000
+        if self._read_at - self._swept_at < silence_max / SWEEPS_PER_SILENCE:
+            return
+        self._swept_at = self._read_at
+        living = self.cache_map.worker_ids()
+        signs = {worker_id: self._signs.get(worker_id, self._read_at) for worker_id in living}
+        for worker_id in living:
+            if self._read_at - signs[worker_id] <= silence_max:
+                continue
+            position = self.cache_map.position(worker_id)
+            assert position is not None, worker_id
+            self._pending.take(worker_id, fold(self.cache_map, WorkerLeft(worker_id, position.epoch)), None)
+            self._gate.forget(worker_id)
+            del signs[worker_id]
+            _log.info("a worker that fell silent counts as left", worker_id=worker_id)
+        self._signs = signs
 
     async def _take_announced(self, record: LogRecord, announced: WorkerAnnounced) -> None:
         known = self.cache_map.position(announced.worker_id)
