@@ -278,7 +278,7 @@ class StateService:
         self._read_at = now
 
     def _forget_the_silent(self) -> None:
-        """Take workers that ended without a word for gone, or a fleet of changing names would fill the database."""
+        """Take workers that ended without a word for gone: a fleet of changing names would fill the database."""
         silence_max = self._config.worker_forgotten_after_ms / 1000
         if self._read_at - self._swept_at < silence_max / SWEEPS_PER_SILENCE:
             return
