@@ -38,7 +38,7 @@ generate: $(VENV)/.dev  ## Generate the wire code from the schemas
 	$(BIN)/python schemas/generate.py
 
 clean:  ## Remove what was installed and cached here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .evenhand
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis evenhand-demo.png
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -13,8 +13,9 @@ from evenhand.postgres.database import Database, DatabaseConfig
 
 
 async def idle(connection: PoolConnectionProxy, server: EmbeddedDatabase) -> None:
-    server.kill()
-    await connection.execute("select 1")
+    await asyncio.to_thread(server.kill)
+    while True:  # its own process answers until it has noticed
+        await connection.execute("select 1")
 
 
 async def in_a_statement(connection: PoolConnectionProxy, server: EmbeddedDatabase) -> None:

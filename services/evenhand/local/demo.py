@@ -187,8 +187,9 @@ class Demo:
     def _summarise(self) -> None:
         self.console.print(summary_table(self.ledgers, self.config.seconds))
         self.console.print(
-            "got/due: service got, of the max-min fair share of all that was served. TTFT counts from the planned "
-            "arrival, unanswered requests included.",
+            "got/due: service got, of the max-min fair share of all that was served. Waits count from the planned "
+            "arrival, unanswered requests included. Evenhand keeps an eighth of each worker's slots for tenants "
+            "below their share, so a flood alone finishes less than under a router that gives it everything.",
             style="dim",
         )
         save_chart(self.ledgers, self.config.chart)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -22,46 +23,40 @@ class WorkerView:
     kv_blocks: int
 
 
-def _ms(value: float) -> str:
-    if math.isnan(value):
+def _seconds(wait_ms: float) -> str:
+    if math.isnan(wait_ms):
         return "–"
-    return f"{value:,.0f} ms" if value < 10_000 else f"{value / 1_000:,.1f} s"
+    return f"{wait_ms / 1_000:.2f} s" if wait_ms < 10_000 else f"{wait_ms / 1_000:.0f} s"
 
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "–"
 
 
+def _table(title: str, names: int, *headings: str) -> Table:
+    """A table whose first ``names`` columns are words and the rest figures; narrow enough for 80 columns."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < names else "right", no_wrap=True)
+    return table
+
+
 def tenants_table(title: str, ledger: Ledger, waits_ms: Mapping[str, Sequence[float]]) -> Table:
     """Per tenant: share due and got, queue, time to first token, cached share."""
-    table = Table(title=title, title_justify="left", expand=False)
-    for heading in (
-        "tenant",
-        "weight",
-        "due",
-        "got",
-        "got/due",
-        "waiting",
-        "running",
-        "done",
-        "TTFT p50",
-        "TTFT p99",
-        "cached",
-    ):
-        table.add_column(heading, justify="left" if heading == "tenant" else "right", no_wrap=True)
+    headings = ("due", "got", "got/due", "queue", "run", "done", "p50", "p99", "cached")
+    table = _table(f"{title}   (p50, p99: time to first token)", 1, "tenant", *headings)
     total, due = ledger.got_total(), ledger.due()
     for tenant, account in ledger.accounts.items():
         table.add_row(
             tenant,
-            f"{account.weight:g}",
             _percent(due[tenant], total),
             _percent(account.got_cost, total),
             _percent(account.got_cost, due[tenant]),
             str(account.waiting),
             str(account.running),
             str(account.finished),
-            _ms(percentile(waits_ms[tenant], 0.5)),
-            _ms(percentile(waits_ms[tenant], 0.99)),
+            _seconds(percentile(waits_ms[tenant], 0.5)),
+            _seconds(percentile(waits_ms[tenant], 0.99)),
             _percent(account.cached_tokens, account.prompt_tokens),
         )
     return table
@@ -69,9 +64,7 @@ def tenants_table(title: str, ledger: Ledger, waits_ms: Mapping[str, Sequence[fl
 
 def workers_table(workers: Sequence[WorkerView]) -> Table:
     """Per worker: running, waiting, blocks held."""
-    table = Table(title="workers", title_justify="left", expand=False)
-    for heading in ("worker", "running", "waiting in engine", "blocks held", "of"):
-        table.add_column(heading, justify="left" if heading == "worker" else "right", no_wrap=True)
+    table = _table("", 1, "worker", "running", "waiting in engine", "blocks held", "of")
     for worker in workers:
         cells = (worker.running, worker.waiting, worker.blocks_held, worker.kv_blocks)
         table.add_row(worker.worker_id, *map(str, cells))
@@ -87,23 +80,22 @@ def live_view(
 
 def summary_table(ledgers: Sequence[tuple[str, Ledger]], duration_s: float) -> Table:
     """The same load under each policy, tenant by tenant."""
-    table = Table(title="the same load under each policy", title_justify="left", expand=False)
-    for heading in ("policy", "tenant", "got/due", "done", "of", "TTFT p50", "TTFT p99", "cached", "requests/s"):
-        table.add_column(heading, justify="left" if heading in ("policy", "tenant") else "right", no_wrap=True)
+    headings = ("got/due", "done", "p50", "p99", "cached", "req/s")
+    table = _table(
+        "the same load under each policy   (p50, p99: time to first token)", 2, "policy", "tenant", *headings
+    )
     for policy, ledger in ledgers:
         due = ledger.due()
-        finished = sum(account.finished for account in ledger.accounts.values())
         for number, (tenant, account) in enumerate(ledger.accounts.items()):
             table.add_row(
                 policy if number == 0 else "",
                 tenant,
                 _percent(account.got_cost, due[tenant]),
-                str(account.finished),
-                str(account.arrived),
-                _ms(percentile(account.first_token_ms, 0.5)),
-                _ms(percentile(account.first_token_ms, 0.99)),
+                f"{account.finished} of {account.arrived}",
+                _seconds(percentile(account.first_token_ms, 0.5)),
+                _seconds(percentile(account.first_token_ms, 0.99)),
                 _percent(account.cached_tokens, account.prompt_tokens),
-                f"{finished / duration_s:.1f}" if number == 0 else "",
+                f"{account.finished / duration_s:.1f}",
                 end_section=number == len(ledger.accounts) - 1,
             )
     return table

@@ -120,7 +120,8 @@ def show_addresses(console: Console, stack: Stack, keys: dict[str, str]) -> None
     say(f"kafka       {stack.broker.bootstrap}   (embedded, in memory)")
     say(f"postgres    {stack.database.dsn}")
     say(f"logs        {stack.logs}")
-    for tenant, key in keys.items():
+    for tenant in (api_key.principal for api_key in stack.config.seed.api_keys):
+        key = keys.get(tenant, "(made before, and not kept here)")
         say(f"tenant      {tenant}   EVENHAND_ADDRESS={stack.scheduler_address} EVENHAND_API_KEY={key}")
     say("Ctrl-C stops everything.")
 
