@@ -1,6 +1,7 @@
 """The SDK: ask a scheduler for a place on a worker, call the worker, tell what it cost.
 
-``AsyncClient`` for asyncio, ``Client`` for threads; the errors are drawn in ``evenhand.client.errors``.
+``AsyncClient`` for asyncio, ``Client`` for threads, ``Tokenizer`` for prompts that are text; the errors are drawn
+in ``evenhand.client.errors``.
 """
 
 from evenhand.client.asynchronous import Acquisition, AsyncClient
@@ -32,6 +33,7 @@ from evenhand.client.openai_worker import openai_kwargs
 from evenhand.client.pool_view import PoolView
 from evenhand.client.settings import RetryPolicy
 from evenhand.client.synchronous import Client
+from evenhand.client.tokenizer import Tokenizer
 from evenhand.client.usage import Usage
 from evenhand.client.worker_loss import is_worker_loss
 
@@ -62,6 +64,7 @@ __all__ = [
     "Settlement",
     "TicketClosed",
     "TicketState",
+    "Tokenizer",
     "Unauthenticated",
     "Unavailable",
     "UnexpectedAnswer",

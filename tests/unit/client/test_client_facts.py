@@ -67,7 +67,7 @@ def test_the_base_install_is_enough() -> None:
         "openai",
     }
     inside = {name.split(".")[1] for name in run.stdout.split() if name.startswith("evenhand.")}
-    assert inside == {"client", "core", "wire"}
+    assert inside == {"client", "core", "loopback", "wire"}
 
 
 class TestErrors:
