@@ -8,9 +8,9 @@ Always: a folder is read from disk alone. A model's name is looked up in the loc
 where it is not there; with ``HF_HUB_OFFLINE=1`` in the environment nothing is ever fetched.
 
 Does not: know what the engine was started with (what ``--chat-template`` names must be given as ``chat_template``,
-default template arguments as arguments), use templates that vLLM carries for models without their own, or count the
+default template arguments as arguments), use templates that vLLM carries for models without their own, or count
 tokens of images and sound. Message contents should be text: vLLM rearranges lists of parts by what the template
-takes. A difference costs cache affinity and nothing else, unless the ids themselves are sent to ``/v1/completions``.
+takes. A difference costs cache affinity and nothing else, unless the ids themselves are what the engine is sent.
 """
 
 import importlib
