@@ -29,6 +29,7 @@ from evenhand.local.engines import EngineFleet, FleetConfig
 from evenhand.local.load import LoadRun
 from evenhand.local.routers import CacheGreedyRouter, EvenhandRouter, RoundRobinRouter, Router
 from evenhand.local.stack import Stack, StackConfig, keys_by_principal
+from evenhand.local.stack_file import StackWorker
 from evenhand.local.table import WorkerView, live_view, summary_table
 from evenhand.local.workload import Arrival, DemoLoad, plan, plan_from_mooncake
 from evenhand.logs import configure_logs
@@ -171,13 +172,13 @@ class Demo:
         with Live(console=self.console, auto_refresh=False, transient=True) as live:
             while not running.done():
                 await asyncio.wait((running,), timeout=pause)
+                blocks, note = await _map_view(stack)
                 workers = await asyncio.gather(
-                    *(_worker_view(worker.name, worker.address, fleet, http) for worker in fleet.workers)
+                    *(_worker_view(worker, blocks.get(worker.name, 0), fleet, http) for worker in fleet.workers)
                 )
                 waits = {tenant: load.waits_ms(tenant) for tenant in self.tenants}
                 left = max(0.0, self.config.seconds - load.elapsed_ms / 1_000)
                 title = f"{load.router.name}: {left:.0f} s left"
-                note = await _map_note(stack)
                 view = live_view(title, load.ledger, waits, workers, note)
                 if interactive:
                     live.update(view, refresh=True)
@@ -227,24 +228,28 @@ async def _workers_known(stack: Stack, count: int) -> None:
         raise Unavailable(f"The scheduler did not see {count} workers within {READY_SECONDS_MAX:.0f} s.") from None
 
 
-async def _map_note(stack: Stack) -> str:
+async def _map_view(stack: Stack) -> tuple[dict[str, int], str]:
+    """Blocks that the cache map knows by worker, and a line about the whole of it."""
     try:
         page = await stack.status()
     except Unavailable as error:
-        return str(error)
-    return f"cache map: {page['map_blocks']} copies of {page['map_keys']} blocks"
+        return {}, str(error)
+    blocks = page["map_blocks_by_worker"]
+    assert isinstance(blocks, dict), "the status page maps workers to blocks"
+    return blocks, f"cache map: {page['map_blocks']} copies of {page['map_keys']} blocks"
 
 
-async def _worker_view(name: str, address: str, fleet: EngineFleet, http: aiohttp.ClientSession) -> WorkerView:
-    figures = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0, "vllm:kv_cache_usage_perc": 0.0}
-    async with http.get(f"{address}/metrics") as response:
+async def _worker_view(
+    worker: StackWorker, blocks_held: int, fleet: EngineFleet, http: aiohttp.ClientSession
+) -> WorkerView:
+    figures = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0}
+    async with http.get(f"{worker.address}/metrics") as response:
         for line in (await response.text()).splitlines():
             metric = line.partition("{")[0]
             if metric in figures:
                 figures[metric] += float(line.rpartition(" ")[2])
-    running, waiting, used = figures.values()
-    blocks = fleet.config.kv_blocks - 1
-    return WorkerView(name, int(running), int(waiting), round(used * blocks), blocks)
+    running, waiting = figures.values()
+    return WorkerView(worker.name, int(running), int(waiting), blocks_held, fleet.config.kv_blocks - 1)
 
 
 async def run(config: DemoConfig, console: Console) -> int:

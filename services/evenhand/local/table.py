@@ -35,7 +35,7 @@ def _percent(part: float, whole: float) -> str:
 
 def _table(title: str, names: int, *headings: str) -> Table:
     """A table whose first ``names`` columns are words and the rest figures; narrow enough for 80 columns."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < names else "right", no_wrap=True)
     return table

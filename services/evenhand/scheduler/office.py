@@ -106,6 +106,9 @@ class PoolOffice:
             "directory_away": self._watch.away,
             "map_blocks": live_map.cache_map.copy_count,
             "map_keys": live_map.cache_map.key_count,
+            "map_blocks_by_worker": {
+                worker_id: live_map.cache_map.block_count(worker_id) for worker_id in sorted(live_map.workers)
+            },
             "workers_known": sorted(live_map.workers),
             "workers_refused": dict(live_map.refused),
             "workers_mispredicted": list(self._metrics.predictions.mispredicted),
