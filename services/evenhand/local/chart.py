@@ -9,7 +9,7 @@ from evenhand.local.accounting import Ledger, percentile
 
 matplotlib.use("Agg")
 
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 COLOURS = ("#3b6fb6", "#e08a3c", "#5a9e6f", "#9467bd", "#8c564b", "#7f7f7f")
 
@@ -35,6 +35,9 @@ def save_chart(ledgers: Sequence[tuple[str, Ledger]], path: Path) -> None:
     waits.set_title("Time to first token: p50 (solid), p99 (pale)")
     waits.set_ylabel("seconds, log scale")
     waits.set_yscale("log")
+    waits.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    waits.yaxis.set_major_formatter(ticker.FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+    waits.yaxis.set_minor_locator(ticker.NullLocator())
     for axes in (shares, waits):
         axes.set_xticks(range(len(tenants)), tenants)
         axes.spines[["top", "right"]].set_visible(False)
