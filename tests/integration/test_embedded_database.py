@@ -122,3 +122,13 @@ async def test_what_cannot_start_says_why(tmp_path: Path) -> None:
 async def test_a_long_path_moves_the_socket(tmp_path: Path) -> None:
     async with EmbeddedDatabase(tmp_path / ("x" * 120), durable=False) as database:
         assert await value(database.dsn, "select 1") == 1
+
+
+async def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    """Where the path is long the socket lies in the common temporary folder, under a name that can be foretold."""
+    cluster = tmp_path / "data" / "pg"
+    cluster.mkdir(parents=True)
+    cluster.chmod(0o777)
+    with pytest.raises(InvalidConfig, match=r"pg belongs to somebody else or others may write to it"):
+        async with EmbeddedDatabase(tmp_path / "data"):
+            pass

@@ -224,6 +224,7 @@ class EmbeddedDatabase:
         version_file = cluster / "PG_VERSION"
         for folder in (cluster, self._socket_dir()):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(folder, self._account.uid)
             if self._account.uid is not None:
                 os.chown(folder, self._account.uid, self._account.gid or 0)
         if version_file.exists():
@@ -423,6 +424,13 @@ def _dismiss_guard(server: "subprocess.Popen[bytes]") -> None:
         server.stdin.write(b"done\n")
         server.stdin.flush()
     server.stdin.close()
+
+
+def _require_private(folder: Path, account_uid: int | None) -> None:
+    """Refuse a folder that somebody else made or may write to: its sockets would not be ours alone."""
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), account_uid) or found.st_mode & 0o022:
+        raise InvalidConfig(f"The folder {folder} belongs to somebody else or others may write to it.")
 
 
 def _require_free(port: int) -> None:
