@@ -158,16 +158,7 @@ async def serve(pipe: Connection, blocks: int, tenants: int, workers: int) -> No
 
 def server(pipe: Connection, blocks: int, tenants: int, workers: int) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if os.environ.get("PROFILE"):
-            import cProfile
-
-            profile = cProfile.Profile()
-            profile.enable()
-            runner.run(serve(pipe, blocks, tenants, workers))
-            profile.disable()
-            profile.dump_stats(os.environ["PROFILE"])
-        else:
-            runner.run(serve(pipe, blocks, tenants, workers))
+        runner.run(serve(pipe, blocks, tenants, workers))
 
 
 @dataclass
