@@ -170,11 +170,6 @@ class FairQueue:
         del self._members[worker.spec.worker_id]
         self._members_changed()
 
-    def restore_virtual_time(self, worker: Worker, virtual_time: float) -> None:
-        """Give a worker that is not yet a member the V_w of an earlier term."""
-        assert not worker.is_member, "V_w is restored before the worker joins"
-        worker.virtual_time = max(worker.virtual_time, virtual_time)
-
     def _take_out(self, tenant: Tenant) -> None:
         index = bisect_left(self._order, (tenant.v, tenant.spec.tenant_id))
         assert self._order[index][2] is tenant, "the order of A is broken"

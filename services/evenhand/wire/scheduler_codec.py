@@ -29,7 +29,6 @@ from evenhand.wire.generated import scheduler_pb2 as pb
 REQUEST_ID_CHARACTERS_MAX = 200
 NAME_CHARACTERS_MAX = 200
 """Pool, tenant, user and worker names."""
-TICKET_CHARACTERS_MAX = 4_096
 BLOCK_KEYS_MAX = 262_144
 """Keys of one prompt: 4 million tokens in blocks of 16."""
 EXCLUDED_WORKERS_MAX = 64

@@ -123,10 +123,6 @@ class Holdings:
         """Names that could be phantoms: the most phantoms there can be."""
         return sum(len(lane.doubted) for lane in self._lanes)
 
-    def silent_total(self) -> int:
-        """Keys that are counted and not held."""
-        return sum(map(len, self._silent))
-
     def names_total(self) -> int:
         """Names counted, in all lanes."""
         return sum(len(lane.key_of) for lane in self._lanes)

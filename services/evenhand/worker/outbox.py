@@ -64,10 +64,6 @@ class Outbox:
     def empty(self) -> bool:
         return not self._pending and not self.snapshot_owed
 
-    @property
-    def has_batch(self) -> bool:
-        return bool(self._pending)
-
     def begin_epoch(self, epoch: Epoch) -> None:
         """Numbers begin anew; what waits belongs to the past and is dropped."""
         assert epoch > self.epoch, "epochs only grow"
