@@ -51,6 +51,12 @@ class TenantSpec:
     cache_domain: str = ""
     """Empty: the tenant alone."""
     state: TenantState = TenantState.ACTIVE
+    band: str = "default"
+    """The band of the pool that the tenant stands in; it must be one of ``SchedulerConfig.bands``."""
+    user_weights: tuple[tuple[str, float], ...] = ()
+    """Weights of the tenant's users among themselves; a user that is not named weighs 1."""
+    guaranteed_share: float = 0.0
+    """Part of the pool's cost rate R that the tenant gets whenever it asks for it; 0: no guarantee."""
 
 
 class WorkerState(Enum):
@@ -193,6 +199,15 @@ class Ticket:
     granted_at_ns: int
     prefill_worker_id: WorkerId | None = None
     """Free seat: the worker that prefills where prefill and decode are apart."""
+    band: str = "default"
+    """Band in which the leg was charged; corrections go to the same clock."""
+    band_weight: float = 1.0
+    """φ of the band, frozen at dispatch."""
+    user: str = ""
+    user_weight: float = 1.0
+    """φ of the user within its tenant, frozen at dispatch."""
+    guaranteed: bool = False
+    """Booked to the guarantee ledger, charge and corrections alike, and to no clock."""
 
 
 class ChoiceReason(Enum):
@@ -225,6 +240,32 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelChoice:
+    """How one level chose: pool among bands, band among tenants, tenant among users."""
+
+    considered: int
+    """Children that were looked at for the chosen worker."""
+    virtual_time: float
+    """v of the chosen child before the charge."""
+    lo: float
+    """Least v among the children that reach the worker."""
+    window: float
+    weight: float
+    """φ of the chosen child."""
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityWish:
+    """The best pair that affinity alone would have taken: no window, no turn, no keeping."""
+
+    worker_id: WorkerId
+    tenant_ordinal: int
+    """Its tenant's place in the order of its band, 0 the most behind; −1: the chosen tenant itself."""
+    cached_tokens: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Why a request was placed where it was; the seed of its record."""
 
@@ -243,6 +284,12 @@ class Decision:
     window: float
     wait_ms: float
     fairness_overrode_affinity: bool
+    levels: tuple[LevelChoice, ...] = ()
+    """Bands, tenants, users: what fairness allowed at each."""
+    affinity: AffinityWish | None = None
+    """What affinity wanted, where something better than the choice was seen; None: it got its way."""
+    guaranteed: bool = False
+    """The tenant's guarantee gave it this place, outside the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +304,8 @@ class SchedulerConfig:
     """A constant window in virtual time instead (tests, properties); None: scaled as above."""
     tenants_considered_max: int = 32
     """K: tenants looked at for each worker, by (v, id)."""
+    users_considered_max: int = 4
+    """Users looked at for each tenant and worker, by (v, id)."""
     sticky_tenants_max: int = 16
     """S: the last distinct tenants served on a worker, looked at beside the first K."""
     requests_considered_max: int = 8
@@ -274,6 +323,12 @@ class SchedulerConfig:
     evicts least; small against ``load_penalty`` and against any real prefix."""
     headroom_divisor: int = 8
     """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
+    bands: tuple[tuple[str, float], ...] = (("default", 1.0),)
+    """Bands of the pool and their weights: they share it as tenants share a band, and none comes first."""
+    guarantee_burst_ms: float = 1_000.0
+    """A guarantee that was not asked for is kept for so long, no longer."""
+    guaranteed_share_sum_max: float = 0.9
+    """Guaranteed shares that sum to more than this part of R are scaled down to it."""
     ticket_ttl_ms: int = 30_000
     ticket_confirm_ms: int = 4_000
     """An open ticket of an earlier term ends so long after the take-over unless its holder is heard of: it may

@@ -91,6 +91,13 @@ class TenantChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class BandsChanged:
+    """The pool's bands and their weights are these from here on; a band that tenants stand in cannot go."""
+
+    bands: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TenantForgotten:
     """The tenant is deleted: what is queued is refused, what runs is settled as it ends."""
 
@@ -195,10 +202,27 @@ class Refute:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleCharged:
+    """A request for which a worker was kept is withdrawn: its tenant pays what the keeping left idle.
+
+    ``cost`` is booked at all levels at once, in cost tokens, by the weights of that moment.
+    """
+
+    tenant_id: TenantId
+    request_id: RequestId
+    cost: float
+    band: str
+    band_weight: float
+    weight: float
+    user: str
+    user_weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Call again with ``Tick`` at this time at the latest."""
 
     at_ns: int
 
 
-Effect = Granted | Refused | Renewed | LegEnded | TicketUnknown | Refute | WakeAt
+Effect = Granted | Refused | Renewed | LegEnded | IdleCharged | TicketUnknown | Refute | WakeAt

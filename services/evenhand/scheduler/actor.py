@@ -35,6 +35,7 @@ from evenhand.core.steps import (
     Cancel,
     Effect,
     Granted,
+    IdleCharged,
     Input,
     LegEnded,
     Refused,
@@ -368,7 +369,7 @@ class PoolActor:
                 self._refuse(effect)
             case Refute(refuted=refuted):
                 self._refute(refuted)
-            case Renewed() | TicketUnknown():
+            case Renewed() | TicketUnknown() | IdleCharged():
                 pass  # the caller of the step reads these
             case _:
                 assert_never(effect)

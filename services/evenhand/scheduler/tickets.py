@@ -22,12 +22,13 @@ from evenhand.core.errors import UnknownTicket
 from evenhand.core.facts import Ticket
 from evenhand.core.ids import Epoch, RequestId, TenantId, TicketId, WorkerId
 
-VERSION = 1
+VERSION = 2
 MAC_BYTES = 16
 TOKEN_CHARACTERS_MAX = 4_096
 
-_NUMBERS = struct.Struct(">BQIQddIIIIQ5H")
-"""Version, epoch, leg, term, charge, φ, prompt, cached, output estimated, output limit, granted ms, 5 lengths."""
+_NUMBERS = struct.Struct(">B?QIQddddIIIIQ7H")
+"""Version, guaranteed, epoch, leg, term, charge, φ of tenant, band and user, prompt, cached, output estimated,
+output limit, granted ms, 7 lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,19 @@ class TicketSigner:
             ticket.tenant_id.encode(),
             ticket.worker_id.encode(),
             (ticket.prefill_worker_id or "").encode(),
+            ticket.band.encode(),
+            ticket.user.encode(),
         )
         numbers = _NUMBERS.pack(
             VERSION,
+            ticket.guaranteed,
             ticket.epoch,
             ticket.leg,
             ticket.term,
             ticket.charge,
             ticket.weight,
+            ticket.band_weight,
+            ticket.user_weight,
             ticket.prompt_tokens,
             ticket.predicted_cached_tokens,
             ticket.output_tokens_estimated,
@@ -91,11 +97,14 @@ class TicketSigner:
 def _unpack(payload: bytes) -> SignedTicket:
     (
         _,
+        guaranteed,
         epoch,
         leg,
         term,
         charge,
         weight,
+        band_weight,
+        user_weight,
         prompt_tokens,
         cached_tokens,
         output_tokens_estimated,
@@ -109,7 +118,7 @@ def _unpack(payload: bytes) -> SignedTicket:
         start += length
     if start != len(payload):
         raise ValueError("the lengths do not add up")
-    ticket_id, request_id, tenant_id, worker_id, prefill_worker_id = texts
+    ticket_id, request_id, tenant_id, worker_id, prefill_worker_id, band, user = texts
     ticket = Ticket(
         ticket_id=TicketId(ticket_id),
         request_id=RequestId(request_id),
@@ -126,5 +135,10 @@ def _unpack(payload: bytes) -> SignedTicket:
         output_tokens_max=output_tokens_max,
         granted_at_ns=0,
         prefill_worker_id=WorkerId(prefill_worker_id) if prefill_worker_id else None,
+        band=band,
+        band_weight=band_weight,
+        user=user,
+        user_weight=user_weight,
+        guaranteed=guaranteed,
     )
     return SignedTicket(ticket, granted_wall_ms)
