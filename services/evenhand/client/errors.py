@@ -21,6 +21,7 @@
     │   │   ├── SchedulerShuttingDown
     │   │   ├── NoWorker                 the pool has no worker at present
     │   │   ├── QueueFull                the tenant's queue is full; ``retry_after_s`` says when to come again
+    │   │   ├── RateLimited              a limit per minute is used up; ``retry_after_s`` says when there is more
     │   │   └── WorkerLost               the worker of a grant was lost and no leg is left
     │   ├── DeadlineExceeded             the time allowed passed first; also a ``TimeoutError``
     │   └── RequestCancelled             the request was cancelled by another call of the same tenant
@@ -29,8 +30,8 @@ Each is also an instance of its branch in ``evenhand.core.errors`` (``InvalidInp
 ``Unavailable``). No exception of gRPC passes out of this package; the original is the ``__cause__``.
 
 Always: the message is one sentence. Errors that a scheduler sent carry ``code``, ``reason``, ``metadata`` and,
-where it gave one, ``retry_after_s``. Unavailable errors other than QueueFull and WorkerLost are retried by the
-client itself within the deadline (``retried``); they are raised once it gives up.
+where it gave one, ``retry_after_s``. Unavailable errors other than QueueFull, RateLimited and WorkerLost are
+retried by the client itself within the deadline (``retried``); they are raised once it gives up.
 """
 
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class Answer:
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_s: float | None = None
     quota_subject: str = ""
-    """Whose limit was hit, for QueueFull."""
+    """Whose limit was hit, for QueueFull and RateLimited."""
 
 
 class ClientError(core.EvenhandError):
@@ -175,6 +176,15 @@ class QueueFull(Unavailable):
     retried = False
 
 
+class RateLimited(Unavailable):
+    """A limit per minute of the tenant, or of its user, is used up; ``metadata`` names it and what is left.
+
+    Not retried by the client: the same request is admitted after ``retry_after_s`` if nothing else took its place.
+    """
+
+    retried = False
+
+
 class WorkerLost(Unavailable):
     """The worker of a grant was lost and no leg is left. Raise it in ``run`` to say that a worker failed."""
 
@@ -198,6 +208,7 @@ _BY_REASON: Mapping[str, type[ClientError]] = {
     "TENANT_NOT_ACTIVE": PermissionDenied,
     "UNKNOWN_TENANT": PermissionDenied,
     "TENANT_QUEUE_FULL": QueueFull,
+    "TENANT_RATE_LIMITED": RateLimited,
     "NO_WORKER_IN_POOL": NoWorker,
     "NOT_THE_OWNER": NotTheOwner,
     "SCHEDULER_SHUTTING_DOWN": SchedulerShuttingDown,

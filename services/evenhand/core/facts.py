@@ -38,6 +38,20 @@ class TenantState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimits:
+    """How much may be admitted a minute, refilled smoothly; 0 in a rate: no limit.
+
+    A burst is what a bucket holds at most; 0: one second's worth of its rate, at least 1.
+    """
+
+    requests_per_minute: int = 0
+    requests_burst: int = 0
+    tokens_per_minute: int = 0
+    """Prompt tokens, cached or not, and output tokens: estimated at admission, settled to the truth at the end."""
+    tokens_burst: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TenantSpec:
     """What an administrator says of a tenant in a pool."""
 
@@ -57,6 +71,10 @@ class TenantSpec:
     """Weights of the tenant's users among themselves; a user that is not named weighs 1."""
     guaranteed_share: float = 0.0
     """Part of the pool's cost rate R that the tenant gets whenever it asks for it; 0: no guarantee."""
+    rate_limits: RateLimits = RateLimits()
+    """Of the tenant as a whole."""
+    user_rate_limits: RateLimits = RateLimits()
+    """Of each of its users; requests that name no user share one bucket."""
 
 
 class WorkerState(Enum):
@@ -148,6 +166,7 @@ class RefusalReason(Enum):
     UNKNOWN_TENANT = "UNKNOWN_TENANT"
     TENANT_SUSPENDED = "TENANT_NOT_ACTIVE"
     QUEUE_FULL = "TENANT_QUEUE_FULL"
+    RATE_LIMITED = "TENANT_RATE_LIMITED"
     NO_WORKER = "NO_WORKER_IN_POOL"
     DEADLINE = "DEADLINE_PASSED"
     CANCELLED = "CANCELLED_BY_CLIENT"
@@ -162,6 +181,10 @@ class Refusal:
     reason: RefusalReason
     sentence: str
     retry_after_ms: int | None = None
+    limit: str = ""
+    """With RATE_LIMITED: the limit that bound, such as ``user_tokens_per_minute``."""
+    remaining: int | None = None
+    """With RATE_LIMITED: what that limit had left, in whole requests or tokens; negative where tokens are owed."""
 
 
 class LegOutcome(Enum):
@@ -292,6 +315,19 @@ class Decision:
     """The tenant's guarantee gave it this place, outside the window."""
 
 
+class OutputEstimatorKind(Enum):
+    """What stands for the output length of a request that does not tell it: learned of each tenant apart."""
+
+    MEAN = "mean"
+    """The decayed mean of its finished lengths."""
+    ZERO = "zero"
+    """Nothing ahead but the one token that every answer has; output is paid for as usage tells of it."""
+    DECAYED_MAX = "decayed_max"
+    """The largest finished length, forgotten slowly."""
+    P75 = "p75"
+    """The 75th percentile of its latest finished lengths."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Settings of one pool's scheduler. Every field is explained below it."""
@@ -340,6 +376,8 @@ class SchedulerConfig:
     """A worker unheard of for this long is no candidate."""
     worker_lost_after_ms: int = 15_000
     """A worker unheard of for this long is lost: its legs end."""
+    output_estimator: OutputEstimatorKind = OutputEstimatorKind.MEAN
+    """What stands for the output length of a request that does not tell it."""
     output_estimate_default_tokens: int = 256
     """Estimate for a tenant that has finished nothing yet, capped by the request's own limit."""
     queued_total_max: int = 100_000

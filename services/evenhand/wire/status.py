@@ -56,6 +56,7 @@ CODE_OF_REASON: Mapping[str, Code] = {
     RefusalReason.TENANT_SUSPENDED.value: Code.PERMISSION_DENIED,
     RefusalReason.UNKNOWN_TENANT.value: Code.PERMISSION_DENIED,
     RefusalReason.QUEUE_FULL.value: Code.RESOURCE_EXHAUSTED,
+    RefusalReason.RATE_LIMITED.value: Code.RESOURCE_EXHAUSTED,
     RefusalReason.NO_WORKER.value: Code.UNAVAILABLE,
     NOT_THE_OWNER: Code.UNAVAILABLE,
     DIRECTORY_AWAY: Code.UNAVAILABLE,

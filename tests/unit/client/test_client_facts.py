@@ -35,6 +35,7 @@ EXPECTED: dict[str, type[errors.ClientError]] = {
     "TENANT_NOT_ACTIVE": errors.PermissionDenied,
     "UNKNOWN_TENANT": errors.PermissionDenied,
     "TENANT_QUEUE_FULL": errors.QueueFull,
+    "TENANT_RATE_LIMITED": errors.RateLimited,
     "NO_WORKER_IN_POOL": errors.NoWorker,
     "NOT_THE_OWNER": errors.NotTheOwner,
     "DIRECTORY_AWAY": errors.Unavailable,

@@ -252,7 +252,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
 }
 
 
-ARRIVING = {"bands", "users_considered_max", "guarantee_burst_ms", "guaranteed_share_sum_max"}
+ARRIVING = {"output_estimator", "bands", "users_considered_max", "guarantee_burst_ms", "guaranteed_share_sum_max"}
 """Settings whose part of the scheduler is still being built."""
 
 
@@ -297,5 +297,5 @@ def tenant_seen(**changes: Any) -> Seen:
 def test_every_limit_of_a_tenant_has_an_effect(name: str, value: object) -> None:
     assert tenant_seen(**{name: value}) != tenant_seen()
     limits = {field.name for field in fields(TenantSpec)} - {"tenant_id", "cache_domain"}
-    limits -= {"band", "user_weights", "guaranteed_share"}
+    limits -= {"rate_limits", "user_rate_limits", "band", "user_weights", "guaranteed_share"}
     assert limits == {"weight", "concurrency_max", "queue_length_max", "queue_bytes_max", "state"}
