@@ -1,0 +1,78 @@
+"""Every policy by its name, with its parameters and their published defaults.
+
+``make_policy(name, settings, seed)`` is what a command line, an experiment and a live demo call. A settings class
+is a frozen dataclass; the text of an option becomes a field by the field's type. An unknown policy, an unknown
+parameter and an impossible value end in ``InvalidInput``: one sentence that names it and what there is.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from evenhand.core.errors import InvalidInput
+from evenhand.policies.policy import Policy
+from evenhand.policies.spreading import LeastLoad, NoSettings, RoundRobin
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """One row of the table."""
+
+    name: str
+    settings: type[Any]
+    """A frozen dataclass whose defaults are the published ones."""
+    make: Callable[[Any, int], Policy]
+    """From settings and a seed."""
+    summary: str
+
+
+_ROWS: tuple[PolicyEntry, ...] = (
+    PolicyEntry("fcfs-round-robin", NoSettings, RoundRobin, "the next worker in turn"),
+    PolicyEntry("fcfs-least-load", NoSettings, LeastLoad, "the worker with the fewest requests in flight"),
+)
+
+POLICIES: Mapping[str, PolicyEntry] = {row.name: row for row in _ROWS}
+
+
+def policy_entry(name: str) -> PolicyEntry:
+    """The row of a policy; ``InvalidInput`` if there is none."""
+    entry = POLICIES.get(name)
+    if entry is None:
+        raise InvalidInput(f"There is no policy {name!r}; there are {', '.join(sorted(POLICIES))}.")
+    return entry
+
+
+def make_policy(name: str, settings: Mapping[str, object] | None = None, seed: int = 0) -> Policy:
+    """A fresh policy. Values of ``settings`` may be of the field's type or text, as from a command line."""
+    entry = policy_entry(name)
+    given = settings or {}
+    fields = {field.name for field in dataclasses.fields(entry.settings)}
+    hints = typing.get_type_hints(entry.settings)
+    values: dict[str, object] = {}
+    for key, value in given.items():
+        if key not in fields:
+            known = f"it has {', '.join(sorted(fields))}" if fields else "it has none"
+            raise InvalidInput(f"The policy {name!r} has no parameter {key!r}; {known}.")
+        values[key] = _parsed(name, key, hints[key], value) if isinstance(value, str) else value
+    return entry.make(entry.settings(**values), seed)
+
+
+def _parsed(name: str, key: str, hint: Any, text: str) -> object:
+    """A field's value from text, by its type: bool, int, float, str, an enum, or one of these or None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for kind in kinds:
+        if kind is types.NoneType and text.lower() == "none":
+            return None
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind in (int, float, str) or (isinstance(kind, type) and issubclass(kind, Enum)):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise InvalidInput(f"The parameter {key!r} of the policy {name!r} is {text!r}, but must be of type {wanted}.")
