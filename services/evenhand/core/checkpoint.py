@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from evenhand.core.facts import TenantSpec, Ticket
 from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.legs import Legs
+from evenhand.core.limits import LimitLevels, TokensTaken
 from evenhand.core.tenant import Tenant
 
 WORKER_CLOCKS_MAX = 4_096
@@ -50,6 +51,8 @@ class TicketHeld:
     ticket: Ticket
     booked: float
     block_keys: tuple[int, ...] = ()
+    taken: TokensTaken | None = None
+    """Of the tenant's limits per minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,11 @@ class SchedulerCheckpoint:
     output_means: tuple[tuple[TenantId, float], ...]
     cost_rate_cost: float
     cost_rate_busy_s: float
+    limits: tuple[LimitLevels, ...] = ()
+    """Of the limits per minute, as of the moment of the checkpoint."""
 
 
-def take_checkpoint(legs: Legs) -> SchedulerCheckpoint:
+def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
     """Copy the state out; O(tenants + workers + open tickets)."""
     workers = [
         WorkerClock(worker_id, legs.fair.virtual_time(worker)) for worker_id, worker in legs.rooms.workers.items()
@@ -80,16 +85,24 @@ def take_checkpoint(legs: Legs) -> SchedulerCheckpoint:
         ),
         workers=tuple(workers[:WORKER_CLOCKS_MAX]),
         tickets=tuple(
-            TicketHeld(held.ticket, held.booked, tuple(held.queued.request.block_keys[:KEYS_KEPT_MAX]))
+            TicketHeld(
+                held.ticket,
+                held.booked,
+                tuple(held.queued.request.block_keys[:KEYS_KEPT_MAX]),
+                legs.limits.taken(held.ticket.tenant_id, held.ticket.request_id),
+            )
             for held in sorted(legs.book.all_open(), key=lambda held: held.queued.age)
         ),
         output_means=legs.estimator.means(),
         cost_rate_cost=legs.cost_rate.cost,
         cost_rate_busy_s=legs.cost_rate.busy_s,
+        limits=legs.limits.levels(
+            now_ns, {(held.ticket.tenant_id, held.ticket.request_id) for held in legs.book.all_open()}
+        ),
     )
 
 
-def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int) -> None:
+def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int, elapsed_ns: int = 0) -> None:
     """Fill an empty scheduler from a checkpoint of an earlier term."""
     assert not legs.outstanding.tenants, "restore into a scheduler that has begun"
     assert legs.term > checkpoint.term, "a checkpoint is restored under a later term"
@@ -98,9 +111,13 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int)
         legs.outstanding.tenants[clock.spec.tenant_id] = tenant
         tenant.cost_got, tenant.cost_due = clock.cost_got, clock.cost_due
         legs.fair.place(tenant, clock.v, None)
+        legs.limits.change(clock.spec, now_ns)
+    legs.limits.restore(checkpoint.limits, now_ns - elapsed_ns)
     legs.virtual_times.update((clock.worker_id, clock.virtual_time) for clock in checkpoint.workers)
     legs.estimator.restore(checkpoint.output_means)
     legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
     ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
     for held in checkpoint.tickets:
         legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)
+        if held.taken is not None:
+            legs.limits.restore_taken(held.ticket, held.taken)

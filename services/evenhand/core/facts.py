@@ -157,6 +157,11 @@ class Usage:
     def uncached_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
 
+    @property
+    def tokens(self) -> int:
+        """Prompt and output, as limits per minute count them."""
+        return self.prompt_tokens + self.output_tokens
+
 
 class RefusalReason(Enum):
     """Why a request ends without a grant. The value is the ErrorInfo reason on the wire."""

@@ -22,6 +22,7 @@ from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Us
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.ids import TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
+from evenhand.core.limits import Limits
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Choice, Placement
 from evenhand.core.presence import PrefillOutcome, Presence
@@ -50,6 +51,7 @@ class Legs:
     cost_rate: CostRate
     estimator: OutputEstimator
     book: TicketBook
+    limits: Limits = field(default_factory=Limits)
     granted_count: int = 0
     """Grants of this term; part of every ticket id."""
     taken_over_count: int = 0
@@ -105,7 +107,9 @@ class Legs:
 
     def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
         """Usage of a running leg: an undercharge is booked at once, an overcharge waits for the end."""
-        over = held.cost_of(believed_usage(usage, held.ticket), self.config.cost) - held.booked
+        believed, ticket = believed_usage(usage, held.ticket), held.ticket
+        self.limits.use(ticket.tenant_id, ticket.request_id, believed.tokens, now_ns)
+        over = held.cost_of(believed, self.config.cost) - held.booked
         if over > 0.0:
             tenant = self.outstanding.tenants[held.ticket.tenant_id]
             held.booked += over
@@ -143,6 +147,11 @@ class Legs:
             if ticket.worker_id not in queued.excluded:
                 queued.excluded = (*queued.excluded, ticket.worker_id)
             tenant.put_back(queued)
+        elif outcome is LegOutcome.WORKER_LOST:
+            self.limits.give_back(ticket.tenant_id, ticket.request_id, now_ns)
+        else:
+            used_tokens = believed.tokens if believed is not None else None
+            self.limits.end(ticket.tenant_id, ticket.request_id, used_tokens, now_ns)
         self.move(tenant, tenant.v + (attained - held.booked) / ticket.weight, now_ns)
         worker = self.rooms.workers.get(ticket.worker_id)
         keys = held.queued.request.block_keys
@@ -162,6 +171,7 @@ class Legs:
         """Take over a valid ticket of an earlier term that no checkpoint told of: charge it here."""
         held = self.take_over(ticket, block_keys, ticket.charge, self.config.ticket_ttl_ms * NS_PER_MS, now_ns)
         tenant = self.outstanding.tenants[ticket.tenant_id]
+        self.limits.adopt(ticket, now_ns)
         self.outstanding.dispatched(tenant, ticket.charge, self.fair.weight_sum)
         self.move(tenant, tenant.v + ticket.charge / ticket.weight, now_ns)
         return held

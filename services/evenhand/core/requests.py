@@ -89,12 +89,16 @@ class Requests:
             elif held is not None:
                 effects.append(Granted(held.ticket, held.decision or adopted_decision(held.ticket)))
             return
+        output_tokens = self._legs.estimator.estimate(request)
         refusal = self._refusal(submit, tenant, now_ns)
+        if refusal is None:
+            refusal = self._legs.limits.refusal(request, output_tokens, now_ns)
         if refusal is not None:
             effects.append(Refused(request.tenant_id, request.request_id, refusal))
             return
+        self._legs.limits.take(request, output_tokens, now_ns)
         self._age += 1
-        queued = Queued(request, self._age, now_ns, self._legs.estimator.estimate(request))
+        queued = Queued(request, self._age, now_ns, output_tokens)
         tenant.enqueue(queued)
         self.queued_total += 1
         if request.deadline_ns is not None:
@@ -169,6 +173,8 @@ class Requests:
             tenant = self._legs.outstanding.tenants.get(closed.tenant_id)
             waiting = tenant.queue.get(closed.request_id) if tenant is not None else None
             if tenant is not None and waiting is not None and waiting.leg > 1:
+                # It was served: what it took of the limits per minute stays taken.
+                self._legs.limits.end(closed.tenant_id, closed.request_id, None, now_ns)
                 self.unqueue(tenant, closed.request_id, now_ns)
                 sentence = f"Request {closed.request_id} ended on a worker that was taken for lost."
                 self.refuse(closed.tenant_id, closed.request_id, RefusalReason.CANCELLED, sentence, effects)
@@ -188,6 +194,7 @@ class Requests:
                 effects.append(TicketUnknown(ticket.ticket_id, outcome))
                 return
             if ticket.request_id in tenant.queue:
+                self._legs.limits.give_back(ticket.tenant_id, ticket.request_id, now_ns)
                 self.unqueue(tenant, ticket.request_id, now_ns)
                 sentence = f"The earlier ticket of request {ticket.request_id} was taken up again."
                 self.refuse(ticket.tenant_id, ticket.request_id, RefusalReason.CANCELLED, sentence, effects)
@@ -248,8 +255,9 @@ class Requests:
         return tenant, queued
 
     def unqueue(self, tenant: Tenant, request_id: RequestId, now_ns: int) -> None:
-        """Take a waiting request out; the caller tells its end."""
+        """Take a waiting request out; the caller tells its end. Its tokens come back to the limits per minute."""
         tenant.remove(request_id)
+        self._legs.limits.end(tenant.spec.tenant_id, request_id, 0, now_ns)
         self.queued_total -= 1
         self._legs.move(tenant, tenant.v, now_ns)
 
@@ -269,6 +277,7 @@ class Requests:
         for tenant in self._legs.outstanding.tenants.values():
             for request_id in tuple(tenant.queue):
                 tenant.remove(request_id)
+                self._legs.limits.give_back(tenant.spec.tenant_id, request_id, now_ns)
                 self.queued_total -= 1
                 self.refuse(tenant.spec.tenant_id, request_id, reason, sentence, effects)
             if tenant.in_a:
@@ -286,6 +295,7 @@ class Requests:
         for tenant in self._legs.outstanding.tenants.values():
             stranded = [q for q in tenant.queue.values() if q.tokens_total > capacity_tokens]
             for queued in stranded:
+                self._legs.limits.give_back(tenant.spec.tenant_id, queued.request.request_id, now_ns)
                 self.unqueue(tenant, queued.request.request_id, now_ns)
                 self.refuse(
                     tenant.spec.tenant_id, queued.request.request_id, RefusalReason.NO_WORKER, sentence, effects
@@ -296,6 +306,7 @@ class Requests:
         if tenant.forgotten and not tenant.granted and not tenant.queue:
             del self._legs.outstanding.tenants[tenant.spec.tenant_id]
             self._legs.estimator.forget(tenant.spec.tenant_id)
+            self._legs.limits.forget(tenant.spec.tenant_id)
 
     def pass_deadlines(self, now_ns: int, effects: list[Effect]) -> None:
         """Refuse what has waited past its deadline."""

@@ -126,13 +126,19 @@ class PoolScheduler:
         self._wake(now_ns, effects)
         return tuple(effects)
 
-    def checkpoint(self) -> SchedulerCheckpoint:
-        """Clocks, open tickets and what was learned, as plain data; queues are not in it (clients ask again)."""
-        return take_checkpoint(self._legs)
+    def checkpoint(self, now_ns: int = 0) -> SchedulerCheckpoint:
+        """Clocks, open tickets and what was learned, as plain data; queues are not in it (clients ask again).
 
-    def restore(self, checkpoint: SchedulerCheckpoint, now_ns: int) -> None:
-        """Take over from an earlier term. Call before the first step; workers and tenants may be told later."""
-        restore_checkpoint(self._legs, checkpoint, now_ns)
+        Levels of limits per minute are as of ``now_ns``, or of the last step that touched them if that is later.
+        """
+        return take_checkpoint(self._legs, now_ns)
+
+    def restore(self, checkpoint: SchedulerCheckpoint, now_ns: int, elapsed_ns: int = 0) -> None:
+        """Take over from an earlier term. Call before the first step; workers and tenants may be told later.
+
+        ``elapsed_ns``: how long ago the checkpoint was taken, as far as known; limits per minute refill meanwhile.
+        """
+        restore_checkpoint(self._legs, checkpoint, now_ns, elapsed_ns)
 
     def status(self, now_ns: int) -> PoolStatus:
         """Everything the metrics and the live table show; O(tenants + workers)."""
@@ -154,6 +160,7 @@ class PoolScheduler:
         spec = changed.spec
         if not 0.0 < spec.weight < math.inf:
             raise InvalidInput(f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be above 0 and finite.")
+        self._legs.limits.change(spec, now_ns)
         tenant = self._legs.outstanding.tenants.get(spec.tenant_id)
         if tenant is None:
             self._legs.outstanding.tenants[spec.tenant_id] = Tenant(spec)
