@@ -21,6 +21,7 @@ from evenhand.loopback import is_loopback
 
 ORDERS = ("fcfs", "longest-prefix")
 PORT_MAX = 65_535
+EMPTY_TOPIC = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class EngineConfig:
     kv_replay_port: int = 5657
     """Port of the replay ROUTER socket."""
     topic: str = ""
-    """Event topic, in place of ``kv@NAME@MODEL``."""
+    """Event topic, in place of ``kv@NAME@MODEL``; ``-`` for the empty one, a stock engine's default."""
     event_form: str = "map"
     """``map``, or ``array`` as older engines send."""
     hash_form: str = "int"
@@ -127,7 +128,7 @@ class EngineConfig:
             host=self.host,
             port=self.kv_events_port,
             replay_port=self.kv_replay_port,
-            topic=self.topic or f"kv@{self.name}@{self.model}",
+            topic="" if self.topic == EMPTY_TOPIC else self.topic or f"kv@{self.name}@{self.model}",
             form=EventForm(self.event_form),
             data_parallel_rank=self.data_parallel_rank,
         )

@@ -43,6 +43,11 @@ def test_defaults_are_valid_and_name_the_topic() -> None:
     assert config.publisher.topic == "kv@engine@sim"
 
 
+def test_a_topic_can_be_named_and_be_empty_as_a_stock_engines() -> None:
+    assert parse_arguments(["--topic", "kv"]).publisher.topic == "kv"
+    assert parse_arguments(["--topic", "-"]).publisher.topic == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
