@@ -9,11 +9,24 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from evenhand.core.errors import InvalidInput
+from evenhand.policies.affinity import (
+    CacheAware,
+    CacheAwareSettings,
+    LoadAwarePrefix,
+    LoadAwarePrefixSettings,
+    LongestPrefix,
+    LongestPrefixSettings,
+    PrefixCache,
+    PrefixCacheSettings,
+    SessionHash,
+    SessionHashSettings,
+)
+from evenhand.policies.evenhand import SIMULATED, Evenhand, EvenhandSettings
 from evenhand.policies.policy import Policy
 from evenhand.policies.spreading import LeastLoad, NoSettings, RoundRobin
 
@@ -28,11 +41,21 @@ class PolicyEntry:
     make: Callable[[Any, int], Policy]
     """From settings and a seed."""
     summary: str
+    given: Mapping[str, object] = field(default_factory=dict)
+    """Settings that differ from the class's own defaults, or have none."""
 
 
 _ROWS: tuple[PolicyEntry, ...] = (
     PolicyEntry("fcfs-round-robin", NoSettings, RoundRobin, "the next worker in turn"),
     PolicyEntry("fcfs-least-load", NoSettings, LeastLoad, "the worker with the fewest requests in flight"),
+    PolicyEntry("session-hash", SessionHashSettings, SessionHash, "consistent hash of the conversation"),
+    PolicyEntry("longest-prefix", LongestPrefixSettings, LongestPrefix, "greedy: who holds most of the prompt"),
+    PolicyEntry("load-aware-prefix", LoadAwarePrefixSettings, LoadAwarePrefix, "match less β times excess load"),
+    PolicyEntry("cache-aware", CacheAwareSettings, CacheAware, "match above a threshold, unless loads are apart"),
+    PolicyEntry(
+        "prefix-cache", PrefixCacheSettings, PrefixCache, "match unless loaded a deviation above the mean"
+    ),
+    PolicyEntry("evenhand", EvenhandSettings, Evenhand, "windowed fair queuing with affinity", SIMULATED),
 )
 
 POLICIES: Mapping[str, PolicyEntry] = {row.name: row for row in _ROWS}
@@ -52,7 +75,7 @@ def make_policy(name: str, settings: Mapping[str, object] | None = None, seed: i
     given = settings or {}
     fields = {field.name for field in dataclasses.fields(entry.settings)}
     hints = typing.get_type_hints(entry.settings)
-    values: dict[str, object] = {}
+    values: dict[str, object] = dict(entry.given)
     for key, value in given.items():
         if key not in fields:
             known = f"it has {', '.join(sorted(fields))}" if fields else "it has none"
