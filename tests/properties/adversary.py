@@ -2,7 +2,8 @@
 
 Every choice comes from one ``random.Random(seed)``; a run is replayed by its seed. What each leg truly uses is
 decided at its grant, far from the estimate in either direction, and the engine's cached tokens are not those
-predicted. A run ends by draining: nothing new is submitted and everything that is open ends.
+predicted. A run goes on until so many requests were granted, and ends by draining: nothing new is submitted and
+everything that is open ends. Worlds are small on purpose: where few compete for little, every rule is at its edge.
 """
 
 import random
@@ -13,8 +14,8 @@ from tests.properties.fairness_oracle import Oracle
 
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.facts import (
-    CostWeights,
     LegOutcome,
+    OutputEstimatorKind,
     Request,
     SchedulerConfig,
     TenantSpec,
@@ -41,6 +42,7 @@ from evenhand.core.steps import (
     Submit,
     TenantChanged,
     Tick,
+    WakeAt,
     WorkerDrained,
     WorkerGone,
     WorkerHeard,
@@ -50,15 +52,20 @@ from evenhand.core.steps import (
 POOL = PoolId("pool")
 BLOCK = 16
 MS = 1_000_000
+STEPS_PER_GRANT_MAX = 12
+"""A run whose world lets too little through ends by its steps."""
+
+GRANTS = 200
 
 
 @dataclass(frozen=True)
 class Unkindness:
     """What the adversary may do besides submitting and settling."""
 
-    workers_max: int = 4
+    workers_max: int = 3
     tenants_max: int = 5
-    steps: int = 250
+    slots: tuple[int, ...] = (1, 2, 3, 4, 9)
+    grants: int = GRANTS
     worker_loss: bool = False
     worker_sizes: bool = False
     """Workers of different KV size and length, requests that fit only some."""
@@ -67,6 +74,9 @@ class Unkindness:
     """Concurrency limits and suspended tenants."""
     cancels: bool = False
     expiry: bool = False
+    deadlines: bool = False
+    retries: bool = False
+    """Requests that are open are submitted again."""
     scaled_window: bool = False
     tight_kv: bool = False
     client_estimates: bool = True
@@ -76,13 +86,49 @@ class Unkindness:
     """The first tenant is charged far too much for each leg, the others what they use."""
 
 
+FEATURES = (
+    "worker_loss",
+    "worker_sizes",
+    "weight_changes",
+    "limits",
+    "cancels",
+    "expiry",
+    "deadlines",
+    "retries",
+    "scaled_window",
+    "tight_kv",
+    "restarts",
+)
+"""What a seed turns on or off by itself."""
+
+FEATURE_PROBABILITY = 0.3
+LARGE_PROBABILITY = 0.04
+
+
+def unkindness_of(seed: int) -> Unkindness:
+    """The world that a seed stands for, by the seed alone."""
+    rng = random.Random(f"world {seed}")
+    on = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES}
+    if rng.random() < LARGE_PROBABILITY:
+        return Unkindness(workers_max=6, tenants_max=12, **on)
+    if rng.random() < 0.05:
+        return Unkindness(one_sided=True)
+    return Unkindness(workers_max=rng.choice([1, 2, 3, 5]), tenants_max=rng.choice([2, 3, 4, 6]), **on)
+
+
+def play(seed: int) -> "Adversary":
+    """Run the world of a seed; raises ``Broken`` where a property does not hold."""
+    adversary = Adversary(seed, unkindness_of(seed))
+    adversary.run()
+    return adversary
+
+
 class Adversary:
-    def __init__(self, seed: int, unkindness: Unkindness) -> None:
+    def __init__(self, seed: int, unkindness: Unkindness, exact: bool = True) -> None:
         self.rng = rng = random.Random(seed)
         self.unkind = unkindness
         self.config = SchedulerConfig(
             POOL,
-            cost=CostWeights(),
             window_fixed=None if unkindness.scaled_window else rng.choice([0.0, 50.0, 300.0, 2_000.0]),
             tenants_considered_max=rng.choice([1, 2, 32]),
             sticky_tenants_max=rng.choice([1, 2, 16]),
@@ -96,18 +142,20 @@ class Adversary:
             worker_lost_after_ms=1 << 31,
             matches_refresh_ms=0,
             output_estimate_default_tokens=rng.choice([1, 64, 400]),
+            output_estimator=rng.choice(list(OutputEstimatorKind)),
         )
         self.map = CacheMap()
         self.presence = Presence(self.map)
         self.scheduler = PoolScheduler(self.config, self.presence)
-        self.oracle = Oracle(self.scheduler, self.config, CostWeights(), self.presence)
+        self.oracle = Oracle(self.scheduler, self.config, self.presence, exact)
         self.now_ns = 0
         self.tenants: dict[TenantId, TenantSpec] = {}
         self.workers: dict[WorkerId, WorkerSpec] = {}
         self.seqs: dict[WorkerId, int] = {}
-        self.running: dict[TenantId | str, Ticket] = {}
+        self.running: dict[str, Ticket] = {}
         self.truth: dict[str, Usage] = {}
-        self.count = 0
+        self.count = self.key = 0
+        self.wake_at_ns: int | None = None
         self.families = [self._chain(family) for family in range(rng.randrange(1, 5))]
         self.on: dict[TenantId, bool] = {}
         self.on_effects: Callable[[tuple[Effect, ...]], object] = lambda effects: None
@@ -118,10 +166,13 @@ class Adversary:
             tenant_id = TenantId(f"t{index}")
             self._tenant(TenantSpec(tenant_id, weight=rng.choice([0.25, 1.0, 1.0, 3.0])))
             self.on[tenant_id] = True
+        self.ids = list(self.on)
         for index in range(rng.randrange(1, self.unkind.workers_max + 1)):
             self._join(WorkerId(f"w{index}"))
-        for _ in range(self.unkind.steps):
-            self.now_ns += rng.randrange(0, 20 * MS)
+        for _ in range(self.unkind.grants * STEPS_PER_GRANT_MAX):
+            if self.oracle.grants >= self.unkind.grants:
+                break
+            self.now_ns += int(rng.random() * 20 * MS)
             self._act()
         self._drain()
         self.oracle.judge_bounds()
@@ -132,45 +183,46 @@ class Adversary:
     def _act(self) -> None:
         rng, unkind = self.rng, self.unkind
         roll = rng.random()
-        if roll < 0.45:
+        if roll < 0.46:
             self._submit()
-        elif roll < 0.80:
+        elif roll < 0.86:
             self._settle()
-        elif roll < 0.84:
-            tenant_id = rng.choice(list(self.on))
+        elif roll < 0.88:
+            tenant_id = rng.choice(self.ids)
             self.on[tenant_id] = not self.on[tenant_id]
-        elif roll < 0.87:
+        elif roll < 0.90:
             self._events()
-        elif roll < 0.89:
+        elif roll < 0.91:
             self._step(Tick())
-        elif roll < 0.91 and self.running:
+        elif roll < 0.92 and self.running:
             ticket = rng.choice(list(self.running.values()))
             truth = self.truth[ticket.ticket_id]
             self._step(Renew(ticket.ticket_id, replace(truth, output_tokens=truth.output_tokens // 2)))
-        elif roll < 0.93 and unkind.cancels:
+        elif roll < 0.94 and unkind.cancels:
             self._cancel()
         elif roll < 0.95 and unkind.weight_changes:
             spec = rng.choice(list(self.tenants.values()))
             self._tenant(replace(spec, weight=rng.choice([0.25, 1.0, 3.0])))
-        elif roll < 0.97 and unkind.limits:
+        elif roll < 0.965 and unkind.limits:
             spec = rng.choice(list(self.tenants.values()))
             state = rng.choice([TenantState.ACTIVE, TenantState.ACTIVE, TenantState.SUSPENDED])
             self._tenant(replace(spec, concurrency_max=rng.choice([0, 1, 2]), state=state))
-        elif roll < 0.98 and unkind.restarts:
+        elif roll < 0.975 and unkind.retries:
+            self._retry()
+        elif roll < 0.978 and unkind.restarts:
             self._restart()
         elif unkind.worker_loss:
             self._shake_worker()
 
     def _submit(self) -> None:
         rng = self.rng
-        ids = [tenant_id for tenant_id, is_on in self.on.items() if is_on]
-        if not ids:
-            return
+        ids = [tenant_id for tenant_id, is_on in self.on.items() if is_on] or self.ids
         self.count += 1
         family = rng.choice(self.families)
-        blocks = rng.randrange(0, 12)
-        keys = family[:blocks] + tuple(rng.getrandbits(60) for _ in range(rng.randrange(0, 5)))
-        prompt = len(keys) * BLOCK + rng.randrange(1, BLOCK)
+        blocks, own = int(rng.random() * 12), int(rng.random() * 5)
+        self.key += own
+        keys = family[:blocks] + tuple(range(1_000_000 + self.key, 1_000_000 + self.key + own))
+        prompt = len(keys) * BLOCK + 1 + int(rng.random() * (BLOCK - 1))
         output = rng.choice([1, 30, 300])
         if self.unkind.worker_sizes and rng.random() < 0.2:
             prompt, output = 1_500 + rng.randrange(600), 30
@@ -185,10 +237,19 @@ class Adversary:
             prompt,
             output,
             expected,
+            deadline_ns=self.now_ns + rng.choice([1, 50, 500]) * MS if self._sometimes("deadlines", 0.3) else None,
             size_bytes=8 * len(keys),
             excluded_workers=tuple(rng.sample(list(self.workers), 1)) if rng.random() < 0.05 else (),
         )
         self._step(Submit(request))
+
+    def _sometimes(self, feature: str, probability: float) -> bool:
+        return bool(getattr(self.unkind, feature)) and self.rng.random() < probability
+
+    def _retry(self) -> None:
+        waiting = [w.request for book in self.oracle.books.values() for w in book.admitted.values()]
+        if waiting:
+            self._step(Submit(self.rng.choice(waiting)))
 
     def _settle(self) -> None:
         if not self.running:
@@ -207,7 +268,7 @@ class Adversary:
     def _cancel(self) -> None:
         rng = self.rng
         asked = [(t.tenant_id, t.request_id) for t in self.running.values()]
-        asked += [(t, r.request_id) for t, book in self.oracle.books.items() for r in book.queue]
+        asked += [(t, w.request.request_id) for t, book in self.oracle.books.items() for w in book.queue]
         if asked:
             tenant_id, request_id = rng.choice(asked)
             usage = rng.choice([None, Usage(), Usage(40, 0, 3)])
@@ -250,7 +311,7 @@ class Adversary:
             POOL,
             "http://w",
             Epoch(known.epoch + 1 if known else self.count + 1),
-            known.slots if known else rng.choice([1, 2, 4, 16]),
+            known.slots if known else rng.choice(self.unkind.slots),
             known.kv_blocks if known else kv_blocks,
             BLOCK,
         )
@@ -261,6 +322,7 @@ class Adversary:
     def _restart(self) -> None:
         checkpoint = self.scheduler.checkpoint()
         self.presence = Presence(self.map)
+        self.wake_at_ns = None
         self.scheduler = PoolScheduler(self.config, self.presence, checkpoint.term + 1)
         self.scheduler.restore(checkpoint, self.now_ns)
         self.oracle.restarted(self.scheduler, self.presence)
@@ -277,24 +339,31 @@ class Adversary:
         for worker_id in tuple(self.workers):
             self._step(WorkerDrained(worker_id, False))
         for _ in range(20_000):
-            if not any(book.queue or book.open_ids for book in self.oracle.books.values()):
-                return
+            if not any(book.admitted for book in self.oracle.books.values()):
+                break
             self.now_ns += 50 * MS
             if self.running:
                 ticket = next(iter(self.running.values()))
                 self._step(Settle(ticket.ticket_id, self.truth[ticket.ticket_id]))
             else:
                 self._step(Tick())
-        raise AssertionError("the run does not drain")
+        else:
+            raise AssertionError("the run does not drain")
+        self.now_ns += 6_000 * MS
+        self._step(Tick())
 
     def _step(self, input: Input) -> tuple[Effect, ...]:
-        for worker_id in self.workers:
-            if self.unkind.worker_loss and self.rng.random() < 0.02:
-                load = WorkerLoad(0, 0, 0.0, self.now_ns)
-                self._one(WorkerHeard(worker_id, load))
+        if self.unkind.worker_loss and self.workers and self.rng.random() < 0.04:
+            load = WorkerLoad(0, 0, 0.0, self.now_ns)
+            self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
         return self._one(input)
 
     def _one(self, input: Input) -> tuple[Effect, ...]:
+        """As a shell does: whoever asked to be woken is woken first."""
+        if self.wake_at_ns is not None and self.wake_at_ns <= self.now_ns and not isinstance(input, Tick):
+            self._one(Tick())
+        if self.wake_at_ns is not None and self.wake_at_ns <= self.now_ns:
+            self.wake_at_ns = None
         effects = self.scheduler.step(input, self.now_ns)
         for effect in effects:
             match effect:
@@ -304,6 +373,9 @@ class Adversary:
                         self.truth[ticket.ticket_id] = self._true_usage(ticket)
                 case LegEnded(ticket):
                     del self.running[ticket.ticket_id]
+                case WakeAt(at_ns):
+                    if self.wake_at_ns is None or at_ns < self.wake_at_ns:
+                        self.wake_at_ns = at_ns
                 case _:
                     pass
         self.on_effects(effects)
@@ -315,7 +387,7 @@ class Adversary:
         if self.unkind.one_sided:
             return Usage(ticket.prompt_tokens, ticket.predicted_cached_tokens, 1)
         cached = rng.choice([0, ticket.predicted_cached_tokens, ticket.prompt_tokens])
-        return Usage(ticket.prompt_tokens, cached, rng.randrange(0, ticket.output_tokens_max + 1))
+        return Usage(ticket.prompt_tokens, cached, int(rng.random() * (ticket.output_tokens_max + 1)))
 
     def _chain(self, family: int) -> tuple[int, ...]:
         return tuple(family * 1_000 + i + 1 for i in range(12))

@@ -24,6 +24,8 @@ KINDS = {
         cancels=True,
         expiry=True,
         scaled_window=True,
+        deadlines=True,
+        retries=True,
         restarts=True,
     ),
 }

@@ -1,0 +1,515 @@
+"""The clocks of siblings in an oracle's own book, and the bounds that must hold among them.
+
+Siblings are the nodes below one parent: tenants side by side, or the users of one tenant. For each the book keeps
+what is booked to it, which workers it reaches and since when, and works out its clock by the three-step refresh in
+full, by sets of workers. Clocks are compared with the scheduler's after every step (``exact``); for a scheduler
+that was broken on purpose the book takes the scheduler's clocks as they are and judges the bounds alone.
+
+P2, P3 and P4 speak of what estimates got wrong, and that is known only when legs have ended. A gap that stays within
+the window and one charge needs no more than that; what goes beyond is kept and judged by ``judge`` at the end. So a
+step costs a comparison for each sibling, and only where a clock moved.
+
+Moments number the events of a run (a grant, an end, an arrival …); sets of workers are bit masks.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SLACK = 1e-6
+"""For the rounding of sums of floats, relative to their size."""
+
+
+class Broken(AssertionError):
+    """A property does not hold; the message begins with its name."""
+
+
+def demand(holds: bool, name: str, what: object) -> None:
+    if not holds:
+        raise Broken(f"{name}: {what}")
+
+
+def at_most(small: float, large: float) -> bool:
+    return small <= large + SLACK * (1.0 + abs(small) + abs(large))
+
+
+class Moment:
+    """The number of the event that is being told; one for all siblings of a run."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+class Span:
+    """One leg on the clock of one node: when, and how far its bookings went up and came down, ÷ its ticket's φ."""
+
+    __slots__ = ("began", "booked", "charge", "ended", "peak", "stretches", "weight")
+
+    def __init__(self, began: int, charge: float, weight: float) -> None:
+        self.began = began
+        self.weight = weight
+        self.charge = self.booked = self.peak = charge / weight
+        self.ended: int | None = None
+        self.stretches: list[Stretch] = []
+        """Stretches of siblings without a dispatch in which this leg began."""
+
+
+class Anchor(NamedTuple):
+    """What a clock's height is owed to: the last dispatch booked to it, or the last lift."""
+
+    at: int
+    workers: int
+    """Bounds hold towards siblings that reach all of these."""
+    window: float
+    charge: float
+
+
+class Stretch:
+    """A node stays in A without a dispatch; what its siblings are booked meanwhile on workers that it reaches."""
+
+    __slots__ = ("began", "booked", "last", "node", "v_max", "v_start", "weight_max")
+
+    def __init__(self, node: "Node", began: int, nodes: "list[Node]") -> None:
+        self.node = node
+        self.began = began
+        self.v_max = node.v
+        self.v_start = [other.v for other in nodes]
+        self.booked = [0.0] * len(nodes)
+        """Cost, by index of the sibling."""
+        self.weight_max = [0.0] * len(nodes)
+        self.last = [(began, 0.0)] * len(nodes)
+        """Moment of the sibling's last dispatch there, and how far it could reach: T + max v_i + its charge."""
+
+    def grow(self, nodes: "list[Node]") -> None:
+        """Siblings that came since."""
+        for other in nodes[len(self.v_start) :]:
+            self.v_start.append(other.v)
+            self.booked.append(0.0)
+            self.weight_max.append(0.0)
+            self.last.append((self.began, 0.0))
+
+
+class Node:
+    """One of the siblings, as the oracle knows it."""
+
+    __slots__ = (
+        "anchor",
+        "anchored",
+        "attained",
+        "base",
+        "entered",
+        "full_since",
+        "in_a",
+        "index",
+        "key",
+        "newly",
+        "reach",
+        "service",
+        "siblings",
+        "spans",
+        "stretch",
+        "v",
+        "weight",
+    )
+
+    def __init__(self, key: str, weight: float, siblings: "Siblings") -> None:
+        self.key = key
+        self.weight = weight
+        self.siblings = siblings
+        self.index = len(siblings.nodes)
+        self.v = 0.0
+        self.base = 0.0
+        """Its clock after the last step, and what was booked since."""
+        self.newly = 0
+        """Workers that it reaches since this step and did not before: the only ones that may lift it."""
+        self.in_a = False
+        self.reach = 0
+        self.entered = 0
+        self.full_since = -1
+        """Moment since which it is in A and reaches all workers without a lift; −1: it does not."""
+        self.anchor = Anchor(0, 0, 0.0, 0.0)
+        self.anchored = [self.anchor]
+        """All its anchors, in order."""
+        self.spans: list[Span] = []
+        self.service = 0.0
+        """All that is booked, ÷ the tickets' φ: the clock without its lifts."""
+        self.attained = 0.0
+        """The same of legs that have ended."""
+        self.stretch: Stretch | None = None
+        siblings.nodes.append(self)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two siblings that both stay in A and reach all: how far their services have been apart, either way."""
+
+    since_first: int
+    since_second: int
+    service_max: float
+    service_min: float
+    attained_max: float
+    attained_min: float
+
+
+class Gap(NamedTuple):
+    i: Node
+    j: Node
+    at: int
+    gap: float
+    anchor: Anchor
+    entered: int
+
+
+class Excess(NamedTuple):
+    stretch: Stretch
+    j: Node
+    at: int
+    last: int
+    """Moment of j's last dispatch inside the stretch."""
+    booked: float
+    weight_max: float
+    reach: float
+    """T + max v_i − v_j(start) + the last charge."""
+
+
+class Drift(NamedTuple):
+    i: Node
+    j: Node
+    entered: tuple[int, int]
+    since: int
+    at: int
+    range: float
+    in_flight: bool
+
+
+@dataclass(slots=True)
+class Siblings:
+    """The nodes below one parent. ``members`` is the set of workers that take requests."""
+
+    moment: Moment
+    exact: bool = True
+    nodes: list[Node] = field(default_factory=list)
+    members: int = 0
+    virtual_times: dict[int, float] = field(default_factory=dict)
+    """V_w, by the worker's bit."""
+    gaps: dict[tuple[int, int], Gap] = field(default_factory=dict)
+    judged: list[Gap] = field(default_factory=list)
+    excesses: list[Excess] = field(default_factory=list)
+    drifts: list[Drift] = field(default_factory=list)
+    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+
+    # What is told
+
+    def lo(self, worker: int) -> float:
+        """lo_w; infinite where nobody reaches it."""
+        return min([node.v for node in self.nodes if node.reach & worker], default=float("inf"))
+
+    def dispatched(
+        self, node: Node, worker: int, window: float, charge: float, weight: float, lo_told: float
+    ) -> Span:
+        """A leg begins inside the window; ``placed`` follows. P1 is asked for here."""
+        at = self.moment.now
+        lo = self.lo(worker)
+        if not all(map(self._known, self.nodes)):
+            lo = max(lo, lo_told)
+        demand(at_most(node.v, lo + window), "P1", f"moment {at}: v of {node.key} {node.v} > lo {lo} + T {window}")
+        span = Span(at, charge, weight)
+        node.spans.append(span)
+        node.stretch = None
+        node.anchor = Anchor(at, worker, window, span.charge)
+        node.anchored.append(node.anchor)
+        for other in self.nodes:
+            stretch = other.stretch
+            if stretch is not None and other.reach & worker and other is not node and self._known(other):
+                span.stretches.append(stretch)
+                if len(stretch.booked) <= node.index:
+                    stretch.grow(self.nodes)
+                index = node.index
+                stretch.weight_max[index] = max(stretch.weight_max[index], weight)
+                stretch.last[index] = at, window + stretch.v_max + span.charge
+                self._got(stretch, node, charge)
+        return span
+
+    def moved(self, node: Node, span: Span, by: float, ended: bool) -> None:
+        """What a leg is booked has changed by ``by`` (cost ÷ φ); with ``ended`` for the last time."""
+        span.booked += by
+        if span.booked > span.peak:
+            span.peak = span.booked
+        if by and span.began != self.moment.now:
+            for stretch in span.stretches:
+                if stretch.node.stretch is stretch:
+                    if by > 0.0:
+                        self._got(stretch, node, by * span.weight)
+                    else:
+                        stretch.booked[node.index] += by * span.weight
+        if ended:
+            span.ended = self.moment.now
+            span.stretches = []
+            node.attained += span.booked
+
+    def placed(self, node: Node, by: float, in_a: bool, reach: int) -> None:
+        """A node's clock is booked ``by``, and it stands where its queue and its limits put it."""
+        node.v += by
+        node.base += by
+        node.service += by
+        if in_a != node.in_a or reach != node.reach:
+            self.refresh([(node, in_a, reach)])
+        else:
+            self._raise()
+        if by:
+            self._compare(node, by)
+
+    def refresh(self, changes: Iterable[tuple[Node, bool, int]]) -> None:
+        """The three steps, after a change of places; changes of clocks are booked already."""
+        before = {node.index: node.reach for node in self.nodes}
+        entered: list[Node] = []
+        for node, in_a, reach in changes:
+            if in_a and not node.in_a:
+                entered.append(node)
+                node.entered = self.moment.now
+            if not in_a:
+                node.stretch = None
+            node.in_a, node.reach = in_a, reach
+        virtual_times = self.virtual_times
+        if self.exact:
+            for bit in bits(self.members):
+                stayed = [n.v for n in self.nodes if n.reach & before[n.index] & bit]
+                if stayed and min(stayed) > virtual_times.setdefault(bit, 0.0):
+                    virtual_times[bit] = min(stayed)
+        for node in self.nodes:
+            newly = node.reach & ~before[node.index]
+            full = node.in_a and node.reach == self.members
+            if not full:
+                node.full_since = -1
+            elif node.full_since < 0:
+                node.full_since = self.moment.now
+            if not newly:
+                continue
+            node.newly |= newly
+            if self.exact:
+                lifted = max([virtual_times.get(bit, 0.0) for bit in bits(newly)])
+                if lifted > node.v:
+                    self.lift(node, lifted)
+            self._see(node)
+        self._raise()
+        for node in entered:
+            self._see(node)
+
+    def lift(self, node: Node, v: float) -> None:
+        node.v = v
+        node.anchor = Anchor(self.moment.now, node.newly, 0.0, 0.0)
+        node.anchored.append(node.anchor)
+        if node.full_since >= 0:
+            node.full_since = self.moment.now
+        if node.stretch is not None and v > node.stretch.v_max:
+            node.stretch.v_max = v
+
+    def told(self, node: Node, v: float) -> None:
+        """The scheduler's clock of a node at the end of a step."""
+        if self.exact:
+            demand(at_most(abs(v - node.v), 0.0), "clock", f"v of {node.key} is {v}, by the book {node.v}")
+        else:
+            self.follow(node, v)
+        demand(at_most(node.base, v), "P5", f"v of {node.key} fell to {v}, booked {node.base}")
+        demand(bool(node.newly) or at_most(v, node.base), "P5", f"v of {node.key} is {v}, booked {node.base}")
+        node.base = v
+        node.newly = 0
+        if not self.exact:
+            self._see(node)
+
+    def follow(self, node: Node, v: float) -> None:
+        """Take the clock of a broken scheduler as it is."""
+        if v > node.v and not at_most(v, node.v):
+            self.lift(node, v)
+        node.v = v
+
+    # Within
+
+    def _known(self, node: Node) -> bool:
+        """Whether its clock stands: lifts by a broken scheduler are known at the end of the step only."""
+        return self.exact or not node.newly
+
+    def _raise(self) -> None:
+        if not self.exact:
+            return
+        least: dict[int, float] = {}
+        for node in self.nodes:
+            reach = node.reach
+            if reach and node.v < least.get(reach, 1e300):
+                least[reach] = node.v
+        virtual_times = self.virtual_times
+        if len(least) == 1:
+            for reach, v in least.items():
+                for bit in bits(reach):
+                    if v > virtual_times.get(bit, 0.0):
+                        virtual_times[bit] = v
+            return
+        for bit in bits(self.members):
+            lows = [v for reach, v in least.items() if reach & bit]
+            if lows and min(lows) > virtual_times.get(bit, 0.0):
+                virtual_times[bit] = min(lows)
+
+    def _compare(self, node: Node, by: float) -> None:
+        """P2 and P4 towards each sibling, after a move."""
+        if not node.in_a:
+            return
+        stretch = node.stretch
+        if stretch is None:
+            node.stretch = Stretch(node, self.moment.now, self.nodes)
+        elif node.v > stretch.v_max:
+            stretch.v_max = node.v
+        full = node.full_since >= 0
+        for other in self.nodes:
+            if not other.in_a or other is node:
+                continue
+            if by > 0.0:
+                self._gap(node, other)
+            else:
+                self._gap(other, node)
+            if full and other.full_since >= 0:
+                self._drift(node, other)
+
+    def _see(self, node: Node) -> None:
+        """P2 in both directions, where a node has newly come or was lifted."""
+        if not node.in_a:
+            return
+        if node.stretch is None:
+            node.stretch = Stretch(node, self.moment.now, self.nodes)
+        for other in self.nodes:
+            if other.in_a and other is not node:
+                self._gap(node, other)
+                self._gap(other, node)
+
+    def _gap(self, i: Node, j: Node) -> None:
+        anchor = i.anchor
+        gap = i.v - j.v
+        if not (self._known(i) and self._known(j)):
+            return
+        if gap <= anchor.window + anchor.charge + SLACK or anchor.workers & ~j.reach:
+            return
+        key = i.index, j.index
+        known = self.gaps.get(key)
+        if known is None or gap > known.gap or known.anchor is not anchor or known.entered != j.entered:
+            self.gaps[key] = found = Gap(i, j, self.moment.now, gap, anchor, j.entered)
+            self.judged.append(found)
+
+    def _got(self, stretch: Stretch, j: Node, cost: float) -> None:
+        """P3: a sibling is booked more while a node waits."""
+        index = j.index
+        stretch.booked[index] += cost
+        booked, weight = stretch.booked[index], stretch.weight_max[index]
+        last, reach = stretch.last[index]
+        reach -= stretch.v_start[index]
+        if booked > weight * reach + SLACK:
+            self.excesses.append(Excess(stretch, j, self.moment.now, last, booked, weight, reach))
+
+    def _drift(self, node: Node, other: Node) -> None:
+        """P4: how far the services of two have been apart since both stay."""
+        i, j = (node, other) if node.index < other.index else (other, node)
+        key = i.index, j.index
+        service, attained = i.service - j.service, i.attained - j.attained
+        pair = self.pairs.get(key)
+        if pair is None or pair.since_first != i.full_since or pair.since_second != j.full_since:
+            if (i.anchor.workers | j.anchor.workers) & ~self.members:
+                return  # what one of them owes its height to is gone
+            self.pairs[key] = Pair(i.full_since, j.full_since, service, service, attained, attained)
+            return
+        trivial = i.anchor.window + i.anchor.charge + j.anchor.window + j.anchor.charge + SLACK
+        since = max(i.full_since, j.full_since)
+        entered = i.entered, j.entered
+        if service > pair.service_max or service < pair.service_min:
+            pair.service_max, pair.service_min = max(service, pair.service_max), min(service, pair.service_min)
+            apart = pair.service_max - pair.service_min
+            if apart > trivial:
+                self.drifts.append(Drift(i, j, entered, since, self.moment.now, apart, False))
+        if attained > pair.attained_max or attained < pair.attained_min:
+            pair.attained_max, pair.attained_min = max(attained, pair.attained_max), min(attained, pair.attained_min)
+            apart = pair.attained_max - pair.attained_min
+            if apart > trivial:
+                self.drifts.append(Drift(i, j, entered, since, self.moment.now, apart, True))
+
+    # At the end
+
+    def judge(self) -> None:
+        """P2, P3 and P4, with what estimates got wrong."""
+        sums = {node.index: Sums(node) for node in self.nodes}
+        for i, j, at, gap, anchor, entered in self.judged:
+            bound = anchor.window + anchor.charge
+            bound += sums[i.index].under.at(anchor.at) + sums[j.index].over.largest(entered, at)
+            demand(at_most(gap, bound), "P2", f"moment {at}: v_{i.key} − v_{j.key} = {gap} > {bound}")
+        for stretch, j, at, last, booked, weight, reach in self.excesses:
+            wrong = sums[j.index].over.at(stretch.began) + sums[j.index].under.at(last)
+            bound = max(0.0, weight * (reach + wrong))
+            what = f"moment {at}: {j.key} got {booked} > {bound} while {stretch.node.key} waited"
+            demand(at_most(booked, bound), "P3", what)
+        for drift in self.drifts:
+            bound = sum(
+                self._bound(node, entered, drift.since, drift.at, sums[node.index])
+                for node, entered in zip((drift.i, drift.j), drift.entered, strict=True)
+            )
+            if drift.in_flight:
+                bound += sum(sums[n.index].open.largest(drift.since - 1, drift.at) for n in (drift.i, drift.j))
+            what = f"moment {drift.at}: services of {drift.i.key} and {drift.j.key} drifted {drift.range} > {bound}"
+            demand(at_most(drift.range, bound), "P4", what)
+
+    def _bound(self, node: Node, entered: int, since: int, at: int, sums: "Sums") -> float:
+        """T + ĉ + X̂ of one and its own Ô, over a stay of a pair: half of P4's bound."""
+        first = bisect_right(node.anchored, since, key=lambda anchor: anchor.at) - 1
+        relevant = [anchor for anchor in node.anchored[max(0, first) :] if anchor.at <= at]
+        reach = max(anchor.window + anchor.charge + sums.under.at(anchor.at) for anchor in relevant)
+        return reach + sums.over.largest(entered, at)
+
+
+class Sums:
+    """What a node's open legs were charged too little and too much, and what they held, at each moment."""
+
+    def __init__(self, node: Node) -> None:
+        ended = [(s, s.ended if s.ended is not None else 1 << 60) for s in node.spans]
+        self.under = Steps([(s.began, end, s.peak - s.charge) for s, end in ended])
+        self.over = Steps([(s.began, end, s.peak - s.booked) for s, end in ended])
+        self.open = Steps([(s.began, end, s.peak) for s, end in ended])
+
+
+class Steps:
+    """A sum of amounts, each in force from one moment until before another."""
+
+    def __init__(self, spans: list[tuple[int, int, float]]) -> None:
+        changes: dict[int, float] = {}
+        for began, ended, amount in spans:
+            if amount > 0.0:
+                changes[began] = changes.get(began, 0.0) + amount
+                changes[ended] = changes.get(ended, 0.0) - amount
+        self.times = sorted(changes)
+        self.sums: list[float] = []
+        total = 0.0
+        for time in self.times:
+            total += changes[time]
+            self.sums.append(total)
+
+    def at(self, moment: int) -> float:
+        index = bisect_right(self.times, moment) - 1
+        return self.sums[index] if index >= 0 else 0.0
+
+    def largest(self, first: int, last: int) -> float:
+        """Largest value from one moment to another, both included."""
+        inside = self.sums[bisect_left(self.times, first) : bisect_right(self.times, last)]
+        return max(self.at(first), max(inside, default=0.0))
+
+
+def bits(mask: int) -> tuple[int, ...]:
+    """The members of a set of workers."""
+    found = _BITS.get(mask)
+    if found is None:
+        rest, each = mask, []
+        while rest:
+            bit = rest & -rest
+            each.append(bit)
+            rest ^= bit
+        found = _BITS[mask] = tuple(each)
+    return found
+
+
+_BITS: dict[int, tuple[int, ...]] = {}
