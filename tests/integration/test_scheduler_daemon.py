@@ -25,6 +25,7 @@ from tests.fixtures.scheduler_daemon import (
     stored,
 )
 
+from evenhand.core.facts import RateLimits
 from evenhand.core.ids import TenantId
 from evenhand.core.kv import EpochFloor, SnapshotRequested, WorkerLeft
 from evenhand.core.scheduler import PoolScheduler
@@ -251,6 +252,23 @@ async def test_what_cannot_be_served_is_refused_in_one_sentence(
 
 def _fields(request: pb.AcquireRequest) -> dict[str, object]:
     return {field.name: value for field, value in request.ListFields()}
+
+
+async def test_a_limit_per_minute_says_which_it_was_and_when_to_come_back(world: World) -> None:
+    limits = RateLimits(requests_per_minute=6, requests_burst=2)
+    world.add_tenants("a", user_rate_limits=limits)
+    async with world.daemon() as daemon, connected(daemon) as client:
+        await client.acquire("one", user="u")
+        await client.acquire("two", user="u")
+        error = await error_of(client.acquire("three", user="u"))
+        assert (error.reason, error.code) == ("TENANT_RATE_LIMITED", Code.RESOURCE_EXHAUSTED)
+        assert (error.quota_subject, error.metadata) == (
+            "tenant:a",
+            {"limit": "user_requests_per_minute", "remaining": "0"},
+        )
+        assert error.retry_after_ms is not None
+        assert 0 < error.retry_after_ms <= 10_000
+        await client.acquire("three", user="v")
 
 
 async def test_a_full_queue_says_when_to_come_back(world: World) -> None:

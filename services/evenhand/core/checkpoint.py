@@ -13,8 +13,9 @@ A ticket granted after the last checkpoint is unknown to the successor; its owne
 
 from dataclasses import dataclass
 
+from evenhand.core.estimator import OutputLearned
 from evenhand.core.facts import TenantSpec, Ticket
-from evenhand.core.ids import TenantId, WorkerId
+from evenhand.core.ids import WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.limits import LimitLevels, TokensTaken
 from evenhand.core.tenant import Tenant
@@ -63,9 +64,9 @@ class SchedulerCheckpoint:
     tenants: tuple[TenantClock, ...]
     workers: tuple[WorkerClock, ...]
     tickets: tuple[TicketHeld, ...]
-    output_means: tuple[tuple[TenantId, float], ...]
     cost_rate_cost: float
     cost_rate_busy_s: float
+    output_learned: tuple[OutputLearned, ...] = ()
     limits: tuple[LimitLevels, ...] = ()
     """Of the limits per minute, as of the moment of the checkpoint."""
 
@@ -93,7 +94,7 @@ def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
             )
             for held in sorted(legs.book.all_open(), key=lambda held: held.queued.age)
         ),
-        output_means=legs.estimator.means(),
+        output_learned=legs.estimator.learned(),
         cost_rate_cost=legs.cost_rate.cost,
         cost_rate_busy_s=legs.cost_rate.busy_s,
         limits=legs.limits.levels(
@@ -114,7 +115,7 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
         legs.limits.change(clock.spec, now_ns)
     legs.limits.restore(checkpoint.limits, now_ns - elapsed_ns)
     legs.virtual_times.update((clock.worker_id, clock.virtual_time) for clock in checkpoint.workers)
-    legs.estimator.restore(checkpoint.output_means)
+    legs.estimator.restore(checkpoint.output_learned)
     legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
     ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
     for held in checkpoint.tickets:

@@ -1,13 +1,16 @@
 """What is learned from settled legs: output lengths, the pool's cost rate, a tenant's service rate.
 
 Estimates steer charges, room and waits; no invariant rests on their being right. Each forgets the past at a
-fixed pace, so that none needs a history, and each is plain data that a checkpoint can carry.
+fixed pace, so that none needs more than a short history, and each is plain data that a checkpoint can carry.
 """
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
+from typing import assert_never
 
-from evenhand.core.facts import Request
+from evenhand.core.facts import OutputEstimatorKind, Request
 from evenhand.core.ids import TenantId
 
 NS_PER_S = 1_000_000_000
@@ -16,6 +19,12 @@ NS_PER_MS = 1_000_000
 OUTPUT_STEP = 1 / 16
 """Weight of the latest output length in a tenant's mean."""
 
+MAX_KEPT = 15 / 16
+"""What a tenant's largest output length counts after each shorter one: half of it after 11 of them."""
+
+LATEST_KEPT_MAX = 32
+"""Latest output lengths of a tenant of which the 75th percentile is taken."""
+
 COST_RATE_MEMORY_S = 10.0
 """Busy seconds after which the pool's cost rate has forgotten two thirds of the past."""
 
@@ -23,40 +32,106 @@ SERVICE_STEP = 1 / 8
 """Weight of the latest gap between two grants in a tenant's mean gap."""
 
 
-class OutputEstimator:
-    """Expected output tokens of a request: the client's own word, else the tenant's decayed mean.
+@dataclass(frozen=True, slots=True)
+class OutputLearned:
+    """What was learned of one tenant's output lengths, for a checkpoint."""
 
-    Never above the request's own limit and never below one token.
+    tenant_id: TenantId
+    tokens: float
+    """What is estimated for it, before any request's own limit."""
+    latest_tokens: tuple[int, ...] = ()
+    """Where the kind needs them: its latest finished lengths, oldest first."""
+
+
+class Latest:
+    """The latest finished lengths of a tenant, in order of time and of size."""
+
+    __slots__ = ("by_size", "by_time")
+
+    def __init__(self) -> None:
+        self.by_time: deque[int] = deque()
+        self.by_size: list[int] = []
+
+    def add(self, tokens: int) -> None:
+        if len(self.by_time) == LATEST_KEPT_MAX:
+            oldest = self.by_time.popleft()
+            del self.by_size[bisect_left(self.by_size, oldest)]
+        self.by_time.append(tokens)
+        insort(self.by_size, tokens)
+
+    @property
+    def p75(self) -> int:
+        """The smallest length that at least three quarters do not exceed; 0 while there is none."""
+        rank = -(-3 * len(self.by_size) // 4)
+        return self.by_size[rank - 1] if rank else 0
+
+
+class OutputEstimator:
+    """Expected output tokens of a request: the client's own word, else what the kind says of its tenant's past.
+
+    Never above the request's own limit and never below one token, whatever the kind: an answer has at least one,
+    and room is reserved for it. With ZERO that token is all that is booked ahead; the rest follows as usage tells
+    it. With any other kind, a tenant that has finished nothing is estimated by the default.
     """
 
-    def __init__(self, default_tokens: int) -> None:
+    def __init__(self, default_tokens: int, kind: OutputEstimatorKind = OutputEstimatorKind.MEAN) -> None:
         self._default_tokens = default_tokens
-        self._means: dict[TenantId, float] = {}
+        self._kind = kind
+        self._tokens: dict[TenantId, float] = {}
+        """The estimate of each tenant that has finished something."""
+        self._latest: dict[TenantId, Latest] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def estimate(self, request: Request) -> int:
         """Tokens, between 1 and ``output_tokens_max``."""
         expected: float | None = request.output_tokens_expected
         if expected is None:
-            expected = self._means.get(request.tenant_id, self._default_tokens)
+            expected = self._tokens.get(request.tenant_id, self._default_tokens)
+            if self._kind is OutputEstimatorKind.ZERO:
+                expected = 0.0
         return max(1, min(math.ceil(expected), request.output_tokens_max))
 
     def learn(self, tenant_id: TenantId, output_tokens: int) -> None:
         """Take in the output of a leg that ran to its end."""
-        mean = self._means.get(tenant_id)
-        if mean is None:
-            self._means[tenant_id] = float(output_tokens)
-        else:
-            self._means[tenant_id] = mean + (output_tokens - mean) * OUTPUT_STEP
+        known = self._tokens.get(tenant_id)
+        match self._kind:
+            case OutputEstimatorKind.ZERO:
+                return
+            case OutputEstimatorKind.MEAN:
+                tokens = output_tokens if known is None else known + (output_tokens - known) * OUTPUT_STEP
+            case OutputEstimatorKind.DECAYED_MAX:
+                tokens = output_tokens if known is None else max(output_tokens, known * MAX_KEPT)
+            case OutputEstimatorKind.P75:
+                latest = self._latest.setdefault(tenant_id, Latest())
+                latest.add(output_tokens)
+                tokens = latest.p75
+            case _:
+                assert_never(self._kind)
+        self._tokens[tenant_id] = float(tokens)
 
     def forget(self, tenant_id: TenantId) -> None:
-        self._means.pop(tenant_id, None)
+        self._tokens.pop(tenant_id, None)
+        self._latest.pop(tenant_id, None)
 
-    def means(self) -> tuple[tuple[TenantId, float], ...]:
+    def learned(self) -> tuple[OutputLearned, ...]:
         """State for a checkpoint."""
-        return tuple(self._means.items())
+        return tuple(
+            OutputLearned(tenant_id, tokens, tuple(self._latest[tenant_id].by_time))
+            if tenant_id in self._latest
+            else OutputLearned(tenant_id, tokens)
+            for tenant_id, tokens in self._tokens.items()
+        )
 
-    def restore(self, means: tuple[tuple[TenantId, float], ...]) -> None:
-        self._means = dict(means)
+    def restore(self, learned: tuple[OutputLearned, ...]) -> None:
+        """Go on from a checkpoint; from one of another kind, each tenant's estimate there is its first length."""
+        for each in learned:
+            if self._kind is OutputEstimatorKind.P75:
+                for tokens in each.latest_tokens or (math.ceil(each.tokens),):
+                    self.learn(each.tenant_id, tokens)
+            elif self._kind is not OutputEstimatorKind.ZERO:
+                self._tokens[each.tenant_id] = each.tokens
 
 
 @dataclass(slots=True)

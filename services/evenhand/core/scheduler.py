@@ -76,7 +76,7 @@ class PoolScheduler:
             placement=placement,
             explainer=Explainer(config, fair, rooms, placement),
             cost_rate=cost_rate,
-            estimator=OutputEstimator(config.output_estimate_default_tokens),
+            estimator=OutputEstimator(config.output_estimate_default_tokens, config.output_estimator),
             book=TicketBook(config.outcomes_remembered_max),
         )
         self._requests = Requests(self._legs)

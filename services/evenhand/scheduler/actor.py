@@ -397,8 +397,11 @@ class PoolActor:
     def _refuse(self, refused: Refused) -> None:
         refusal, key = refused.refusal, (refused.tenant_id, refused.request_id)
         self._metrics.refusals.add(refusal.reason.value)
-        subject = f"tenant:{refused.tenant_id}" if refusal.reason is RefusalReason.QUEUE_FULL else ""
-        error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject)
+        subject = f"tenant:{refused.tenant_id}" if refusal.reason in _OF_QUOTA else ""
+        facts: dict[str, str] = {}
+        if refusal.limit:
+            facts = {"limit": refusal.limit, "remaining": str(refusal.remaining)}
+        error = wire_error(refusal.reason.value, refusal.sentence, refusal.retry_after_ms, subject, facts)
         for waiter in self._refused_waiters(key, refusal.reason):
             self._waiting_count -= 1
             self._answer(waiter, error)
@@ -471,4 +474,5 @@ class PoolActor:
                 self._wake_at(self._wanted_ns, time.monotonic_ns())
 
 
+_OF_QUOTA = frozenset({RefusalReason.QUEUE_FULL, RefusalReason.RATE_LIMITED})
 _REFUSES_NEWCOMER = frozenset({RefusalReason.REQUEST_ID_REUSED, RefusalReason.INVALID})

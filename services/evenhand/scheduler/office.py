@@ -54,7 +54,9 @@ class PoolOffice:
         presence = Presence(live_map.cache_map)
         scheduler = PoolScheduler(self._config, presence, term)
         if saved is not None:
-            scheduler.restore(saved.checkpoint, time.monotonic_ns())
+            # Between two machines only the wall clock goes on; one that stepped back counts as no time at all.
+            elapsed_ms = max(0, time.time_ns() // 1_000_000 - saved.saved_wall_ms)
+            scheduler.restore(saved.checkpoint, time.monotonic_ns(), elapsed_ms * 1_000_000)
         self._presence, self._scheduler = presence, scheduler  # not before: a fault so far leaves no office taken
         actor.begin_term(scheduler, term, lease_until_ns, saved.saved_wall_ms if saved is not None else 0)
         for tenant in self._watch.tenants.values():
@@ -77,7 +79,7 @@ class PoolOffice:
         """Clocks and open tickets as they are; of the term just ended, as they were."""
         if self._scheduler is None:
             return self._kept
-        return encode_checkpoint(self._scheduler.checkpoint(), time.time_ns() // 1_000_000)
+        return encode_checkpoint(self._scheduler.checkpoint(time.monotonic_ns()), time.time_ns() // 1_000_000)
 
     def leave_office(self, sentence: str) -> None:
         """Stop deciding at once."""
@@ -90,6 +92,11 @@ class PoolOffice:
         for worker_id in tuple(self._live_map.workers):
             self._presence.worker_gone(worker_id)
         self._presence = None
+
+    @property
+    def presence(self) -> Presence | None:
+        """What the term presumes beside the map; None out of office."""
+        return self._presence
 
     def status(self) -> PoolStatus | None:
         """The pool as the scheduler sees it; None out of office."""

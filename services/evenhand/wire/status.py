@@ -20,6 +20,10 @@ DOMAIN = "evenhand"
 STATUS_METADATA_KEY = "grpc-status-details-bin"
 
 
+RETRY_AFTER_MS_MAX = 315_576_000_000_000
+"""The longest a Duration can hold, ten thousand years; what takes longer is told as that."""
+
+
 class Code(IntEnum):
     """The gRPC codes in use, by their wire number."""
 
@@ -104,7 +108,7 @@ def encode_status(error: WireError) -> status_pb2.Status:
     status.details.add().Pack(info)
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(max(0, error.retry_after_ms))
+        retry.retry_delay.FromMilliseconds(min(max(0, error.retry_after_ms), RETRY_AFTER_MS_MAX))
         status.details.add().Pack(retry)
     if error.quota_subject:
         violation = error_details_pb2.QuotaFailure.Violation(

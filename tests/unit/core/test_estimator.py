@@ -1,13 +1,15 @@
 """What is learned from settled legs."""
 
+import random
+
 import pytest
 
-from evenhand.core.estimator import CostRate, OutputEstimator, ServiceRate
-from evenhand.core.facts import Request
+from evenhand.core.estimator import LATEST_KEPT_MAX, CostRate, OutputEstimator, ServiceRate
+from evenhand.core.facts import OutputEstimatorKind, Request
 from evenhand.core.ids import RequestId, TenantId
 
 S = 1_000_000_000
-A = TenantId("a")
+A, B = TenantId("a"), TenantId("b")
 
 
 def request(limit: int, expected: int | None = None) -> Request:
@@ -37,6 +39,99 @@ def test_the_mean_follows_what_was_produced_and_forgets() -> None:
     assert 490 <= estimator.estimate(request(1_000)) <= 500
     estimator.forget(A)
     assert estimator.estimate(request(1_000)) == 256
+
+
+KINDS = list(OutputEstimatorKind)
+
+
+def learned(kind: OutputEstimatorKind, *lengths: int) -> OutputEstimator:
+    estimator = OutputEstimator(256, kind)
+    for tokens in lengths:
+        estimator.learn(A, tokens)
+    return estimator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_asks_the_client_first_and_stays_within_one_and_the_limit(kind: OutputEstimatorKind) -> None:
+    estimator = learned(kind, 100, 5_000)
+    assert estimator.estimate(request(1_000, 30)) == 30
+    assert estimator.estimate(request(20, 30)) == 20
+    assert estimator.estimate(request(1_000, 0)) == 1
+    assert 1 <= estimator.estimate(request(7)) <= 7
+    assert learned(kind, 0).estimate(request(7)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns_of_each_tenant_apart_and_forgets_it(kind: OutputEstimatorKind) -> None:
+    estimator = OutputEstimator(256, kind)
+    before = estimator.estimate(request(1_000))
+    for tokens in range(50):
+        estimator.learn(B, tokens)
+    assert estimator.estimate(request(1_000)) == before == (1 if kind is OutputEstimatorKind.ZERO else 256)
+    estimator.forget(B)
+    assert not len(estimator)
+    assert not estimator._latest
+
+
+def test_zero_books_the_one_token_of_any_answer_whatever_came_before() -> None:
+    estimator = learned(OutputEstimatorKind.ZERO, *[900] * 50)
+    assert estimator.estimate(request(1_000)) == 1
+    assert estimator.learned() == ()
+
+
+def test_the_decayed_maximum_is_reached_at_once_and_forgotten_slowly() -> None:
+    estimator = learned(OutputEstimatorKind.DECAYED_MAX, 10, 640, 10)
+    assert estimator.estimate(request(1_000)) == 600
+    for _ in range(10):
+        estimator.learn(A, 10)
+    assert 300 < estimator.estimate(request(1_000)) < 330
+    for _ in range(100):
+        estimator.learn(A, 10)
+    assert estimator.estimate(request(1_000)) == 10
+
+
+@pytest.mark.parametrize(
+    ("lengths", "p75"),
+    [((7,), 7), ((1, 2), 2), ((4, 3, 2, 1), 3), ((1, 2, 3, 4, 5), 4), ((9, 9, 1, 9, 9, 9, 9, 9), 9)],
+)
+def test_the_p75_is_the_nearest_rank(lengths: tuple[int, ...], p75: int) -> None:
+    assert learned(OutputEstimatorKind.P75, *lengths).estimate(request(1_000)) == p75
+
+
+def test_the_p75_is_of_the_latest_lengths_alone_and_keeps_no_more() -> None:
+    seed = 11
+    rng = random.Random(seed)
+    estimator, lengths = OutputEstimator(256, OutputEstimatorKind.P75), []
+    for _ in range(500):
+        lengths.append(rng.choice([1, 5, 5, rng.randrange(1, 2_000)]))
+        estimator.learn(A, lengths[-1])
+        latest = sorted(lengths[-LATEST_KEPT_MAX:])
+        at_most = [each for each in latest if 4 * sum(one <= each for one in latest) >= 3 * len(latest)]
+        assert estimator.estimate(request(10_000)) == at_most[0], f"seed {seed}, after {len(lengths)}"
+    assert len(estimator._latest[A].by_time) == len(estimator._latest[A].by_size) == LATEST_KEPT_MAX
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_learned_comes_back_and_goes_on_as_before(kind: OutputEstimatorKind) -> None:
+    estimator = learned(kind, *range(1, 60))
+    heir = OutputEstimator(256, kind)
+    heir.restore(estimator.learned())
+    assert heir.learned() == estimator.learned()
+    for tokens in (500, 3, 3, 40):
+        estimator.learn(A, tokens)
+        heir.learn(A, tokens)
+        assert heir.estimate(request(1_000)) == estimator.estimate(request(1_000))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not OutputEstimatorKind.ZERO])
+@pytest.mark.parametrize("before", [kind for kind in KINDS if kind is not OutputEstimatorKind.ZERO])
+def test_another_kind_begins_with_the_estimate_of_the_kind_before(
+    kind: OutputEstimatorKind, before: OutputEstimatorKind
+) -> None:
+    estimator = learned(before, 40, 40, 40)
+    heir = OutputEstimator(256, kind)
+    heir.restore(estimator.learned())
+    assert heir.estimate(request(1_000)) == 40
 
 
 def test_idle_time_does_not_lower_the_cost_rate() -> None:

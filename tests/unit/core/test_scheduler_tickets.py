@@ -397,7 +397,9 @@ def test_memory_is_where_it_was_after_churn_of_tenants_workers_and_tickets() -> 
     assert list(legs.rooms.workers) == ["stays"]
     assert not legs.outstanding._active
     assert not legs.detached
-    assert not legs.estimator.means()
+    assert not len(legs.estimator)
+    assert not legs.limits.open_count
+    assert not legs.limits._limits
     assert len(legs.book._closed) <= 100
     assert len(legs.book._expiry) <= 64
     assert len(legs.rooms._reopen) <= 1

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ended, ticket, tickets
 
-from evenhand.core.facts import CostWeights, RefusalReason, SchedulerConfig, TenantSpec, TenantState, Usage
+from evenhand.core.facts import (
+    CostWeights,
+    OutputEstimatorKind,
+    RateLimits,
+    RefusalReason,
+    SchedulerConfig,
+    TenantSpec,
+    TenantState,
+    Usage,
+)
 from evenhand.core.ids import PoolId, TenantId
 from evenhand.core.steps import Granted, Refused, Settle, TenantChanged, TicketUnknown
 
@@ -157,6 +166,14 @@ def worker_lost_after_ms(value: int) -> Seen:
     return len(world.scheduler.status(world.now_ns).workers)
 
 
+def output_estimator(value: OutputEstimatorKind) -> Seen:
+    world = pool("a", output_estimator=value)
+    for tokens in (4, 8, 12, 16, 20, 24, 28, 3):
+        running = ticket(world.submit("a", output=1_000))
+        world.settle(running, Usage(running.prompt_tokens, 0, tokens))
+    return ticket(world.submit("a", output=1_000)).output_tokens_estimated
+
+
 def output_estimate_default_tokens(value: int) -> Seen:
     world = pool("a", output_estimate_default_tokens=value)
     return ticket(world.submit("a", output=1_000)).output_tokens_estimated
@@ -236,6 +253,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "taken_over_wait_max_ms": (taken_over_wait_max_ms, 400, 600),
     "worker_stale_after_ms": (worker_stale_after_ms, 400, 600),
     "worker_lost_after_ms": (worker_lost_after_ms, 400, 600),
+    "output_estimator": (output_estimator, OutputEstimatorKind.MEAN, OutputEstimatorKind.P75),
     "output_estimate_default_tokens": (output_estimate_default_tokens, 10, 20),
     "queued_total_max": (queued_total_max, 1, 100),
     "legs_max": (legs_max, 1, 2),
@@ -252,7 +270,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
 }
 
 
-ARRIVING = {"output_estimator", "bands", "users_considered_max", "guarantee_burst_ms", "guaranteed_share_sum_max"}
+ARRIVING = {"bands", "users_considered_max", "guarantee_burst_ms", "guaranteed_share_sum_max"}
 """Settings whose part of the scheduler is still being built."""
 
 
@@ -283,19 +301,25 @@ def tenant_seen(**changes: Any) -> Seen:
     return (refused(world), tenant.tickets_open, tenant.queue_length, tenant.virtual_time)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("weight", 3.0),
-        ("concurrency_max", 1),
-        ("queue_length_max", 1),
-        ("queue_bytes_max", 150),
-        ("state", TenantState.SUSPENDED),
-        ("state", TenantState.DRAINING),
-    ],
-)
+TENANT_LIMITS = [
+    ("weight", 3.0),
+    ("concurrency_max", 1),
+    ("queue_length_max", 1),
+    ("queue_bytes_max", 150),
+    ("state", TenantState.SUSPENDED),
+    ("state", TenantState.DRAINING),
+    ("rate_limits", RateLimits(requests_per_minute=60)),
+    ("rate_limits", RateLimits(requests_per_minute=60, requests_burst=2)),
+    ("rate_limits", RateLimits(tokens_per_minute=60)),
+    ("rate_limits", RateLimits(tokens_per_minute=60, tokens_burst=50)),
+    ("user_rate_limits", RateLimits(requests_per_minute=60)),
+    ("user_rate_limits", RateLimits(tokens_per_minute=60)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), TENANT_LIMITS)
 def test_every_limit_of_a_tenant_has_an_effect(name: str, value: object) -> None:
     assert tenant_seen(**{name: value}) != tenant_seen()
     limits = {field.name for field in fields(TenantSpec)} - {"tenant_id", "cache_domain"}
-    limits -= {"rate_limits", "user_rate_limits", "band", "user_weights", "guaranteed_share"}
-    assert limits == {"weight", "concurrency_max", "queue_length_max", "queue_bytes_max", "state"}
+    limits -= {"band", "user_weights", "guaranteed_share"}
+    assert limits == {name for name, _ in TENANT_LIMITS}

@@ -40,7 +40,7 @@ from evenhand.scheduler.actor import OpenTicket, PoolActor, Waiter
 from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import TicketSigner
-from evenhand.wire.status import WireError
+from evenhand.wire.status import WireError, wire_error
 
 A = TenantId("a")
 HOUR_NS = 3_600 * 10**9
@@ -378,3 +378,15 @@ async def test_an_earlier_wish_to_wake_counts(actor: PoolActor, script: Script) 
 def test_a_submitted_request_is_stepped(actor: PoolActor, script: Script) -> None:
     actor.submit(request(), Call("r").waiter)
     assert script.inputs == [Submit(request())]
+
+
+def test_a_limit_that_bound_is_told_in_facts_too(actor: PoolActor, script: Script) -> None:
+    call = Call("r")
+    sentence, limit = "No more now.", "user_tokens_per_minute"
+    refusal = Refusal(RefusalReason.RATE_LIMITED, sentence, 250, limit, -7)
+    script.answer = lambda _: (Refused(A, RequestId("r"), refusal),)
+    actor.submit(request(), call.waiter)
+    (error,) = call.heard
+    assert error == wire_error(
+        "TENANT_RATE_LIMITED", sentence, 250, f"tenant:{A}", {"limit": limit, "remaining": "-7"}
+    )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evenhand.core.facts import RefusalReason
 from evenhand.wire.status import (
     CODE_OF_REASON,
+    RETRY_AFTER_MS_MAX,
     STATUS_METADATA_KEY,
     Code,
     WireError,
@@ -49,6 +50,11 @@ def test_an_error_without_details_is_still_an_error() -> None:
     assert decode_trailers(14, "connection refused", None) == WireError("", "connection refused", Code.UNAVAILABLE)
     assert decode_trailers(2, "odd", ()).code is Code.INTERNAL
     assert decode_trailers(14, "x", ((STATUS_METADATA_KEY, b"\xff\xff"),)).reason == ""
+
+
+def test_a_wait_that_no_duration_holds_is_told_as_the_longest() -> None:
+    error = decode_status(encode_status(wire_error("TENANT_RATE_LIMITED", "No.", 2**80)))
+    assert error.retry_after_ms == RETRY_AFTER_MS_MAX
 
 
 def test_details_of_others_are_passed_over() -> None:
