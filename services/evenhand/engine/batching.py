@@ -29,6 +29,9 @@ Why a heap: a decoding request changes something only when it enters a block, fi
 one entry, at the step of its next such event. A step without any costs O(1) whatever the number of
 sequences, and ``advance`` runs many of them at once; the result is the same as step by step, to the block.
 
+With ``prefill_apart`` the engine admits as older ones do, see there: a step then computes whole prompts alone, in
+``max(base, prefill_token · tokens)``, or decodes alone.
+
 Not modelled: speculative decoding, tensor parallelism, CUDA graphs, asynchronous scheduling (which
 publishes a filled output block up to one step later).
 """
@@ -36,10 +39,11 @@ publishes a filled output block up to one step later).
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from evenhand.core.errors import InvalidRequest
+from evenhand.core.errors import InvalidConfig, InvalidRequest
 from evenhand.engine.block_pool import BlockPool
 from evenhand.engine.events import KvEvent
 from evenhand.engine.limits import EngineLimits, StepTime
+from evenhand.engine.prefill_apart import KvNeed, PrefillApart, fullest_tokens
 from evenhand.engine.request import EngineRequest, RequestState
 from evenhand.engine.waiting import Fcfs, WaitingOrder
 
@@ -49,7 +53,8 @@ class StepResult:
     """What one ``step`` did, or several pure decode steps in one ``advance``.
 
     Each running request that is past its prefill produced ``steps`` tokens; those in ``first_tokens``
-    produced one. Things happen at the end of ``duration_ns``. A step of an idle engine has ``steps`` 0.
+    produced one. Things happen at the end of ``duration_ns``. A step of an idle engine has ``steps`` 0, and so has
+    one that computed prompts apart.
     """
 
     duration_ns: int
@@ -95,11 +100,21 @@ class Engine:
         step_time: StepTime,
         *,
         order: WaitingOrder | None = None,
+        prefill_apart: PrefillApart | None = None,
         emit_events: bool = True,
         coalesce_removals: bool = False,
     ) -> None:
+        if prefill_apart is not None:
+            needed = limits.model_tokens_max + prefill_apart.adapter_tokens
+            if needed >= prefill_apart.kv_tokens_max or limits.model_tokens_max > limits.batched_tokens_max:
+                raise InvalidConfig(
+                    f"model_tokens_max is {limits.model_tokens_max}, but one whole request and its adapter must "
+                    f"stay below kv_tokens_max ({prefill_apart.kv_tokens_max}), and its prompt within "
+                    f"batched_tokens_max ({limits.batched_tokens_max})."
+                )
         self.limits = limits
         self.step_time = step_time
+        self.prefill_apart = prefill_apart
         self.pool = BlockPool(limits.blocks, emit_events=emit_events, coalesce_removals=coalesce_removals)
         self.waiting: WaitingOrder = Fcfs() if order is None else order
         self._running: dict[int, EngineRequest] = {}
@@ -111,6 +126,9 @@ class Engine:
         self._admissions = 0
         self._blocked_at = -1
         """``pool.version`` when the head last did not fit; no need to try again until it changes."""
+        self._blocked: EngineRequest | None = None
+        """The request that did not fit then; an order may name another one since."""
+        self._decodes_since_admission = 0
         self._ending: list[EngineRequest] = []
         """Requests that reach the end of their prompt or output in the step under way."""
         self._admitted: list[EngineRequest] = []
@@ -179,6 +197,8 @@ class Engine:
         step = _Step(self.limits.batched_tokens_max)
         if not self.has_work:
             return self._result(step)
+        if self.prefill_apart is not None:
+            return self._step_apart(step, self.prefill_apart)
         self._decode(step)
         if self._prefilling is not None:
             self._prefill(self._prefilling, step)
@@ -193,7 +213,9 @@ class Engine:
         Ends with the step in which a request is admitted, preempted or finished.
         A step that has begun is completed, so the duration can exceed the limit by less than one step.
         """
-        if self._prefilling is not None or not self._decoding or self._can_admit():
+        if self.prefill_apart is not None or self._prefilling is not None or not self._decoding:
+            return self.step()
+        if self._can_admit():
             return self.step()
         step = _Step(self.limits.batched_tokens_max)
         step_ns = self.step_time.duration_ns(0, self._decoding)
@@ -212,6 +234,20 @@ class Engine:
             self._end_step(step)
             if self._preempted or self._finished or self._admitted:
                 break
+        return self._result(step)
+
+    def _step_apart(self, step: _Step, rule: PrefillApart) -> StepResult:
+        """Whole prompts alone if it is time and any fits, else decoding alone."""
+        if not self._decoding or self._decodes_since_admission >= rule.decode_steps_min:
+            self._admit(step)
+        if self._admitted:
+            self._decodes_since_admission = 0
+            step.duration_ns = max(self.step_time.base_ns, self.step_time.prefill_token_ns * step.prefill_tokens)
+            self._sample(step)
+        else:
+            self._decode(step)
+            self._decodes_since_admission += 1
+            self._end_step(step)
         return self._result(step)
 
     # ---- the phases of a step
@@ -254,13 +290,26 @@ class Engine:
         """Take requests from the head of the waiting queue while sequences, tokens and blocks last."""
         while step.budget_tokens > 0 and len(self._running) < self.limits.sequences_max:
             request = self.waiting.head(self.pool)
-            if request is None or self._blocked_at == self.pool.version:
+            if request is None or (self._blocked_at == self.pool.version and self._blocked is request):
                 return
             if not self._try_admit(request, step):
-                self._blocked_at = self.pool.version
+                self._blocked, self._blocked_at = request, self.pool.version
                 return
 
+    def _fits_apart(self, request: EngineRequest, step: _Step, rule: PrefillApart) -> bool:
+        """Whether the whole prompt fits the step, and every output the memory."""
+        if request.total_tokens > step.budget_tokens:
+            return False
+        needs = [KvNeed(request.total_tokens + 1, request.output_tokens_max - request.output_tokens - 1)]
+        for running in self._running.values():
+            produced = self.output_tokens(running) if running.state is RequestState.DECODE else 1
+            needs.append(KvNeed(running.prompt_tokens + produced, running.output_tokens_max - produced - 1))
+        adapters = {request.label, *(running.label for running in self._running.values())}
+        return fullest_tokens(needs) + rule.adapter_tokens * len(adapters) < rule.kv_tokens_max
+
     def _try_admit(self, request: EngineRequest, step: _Step) -> bool:
+        if self.prefill_apart is not None and not self._fits_apart(request, step, self.prefill_apart):
+            return False
         pool, block_size, total = self.pool, self.limits.block_size, request.total_tokens
         usable = min(request.content.nameable_blocks, (total - 1) // block_size)
         hits = pool.match(request.content.names(usable), usable)
@@ -303,10 +352,13 @@ class Engine:
             self._prefilling = request
 
     def _end_step(self, step: _Step) -> None:
-        """Sample: whoever reached the end of prompt or output in this step, in admission order."""
         step.steps += 1
         step.duration_ns += self.step_time.duration_ns(step.prefill_tokens, len(self._running))
         self._decode_step += 1
+        self._sample(step)
+
+    def _sample(self, step: _Step) -> None:
+        """One token for whoever reached the end of prompt or output in this step, in admission order."""
         for request in self._ending:
             if request.state is RequestState.DECODE:
                 self._sync(request)
@@ -400,7 +452,7 @@ class Engine:
             tuple(self._first_tokens),
             tuple(self._finished),
             tuple(self._preempted),
-            self.pool.take_events() if step.steps else (),
+            self.pool.take_events() if step.steps or self._admitted else (),
         )
         self._admitted.clear()
         self._first_tokens.clear()
