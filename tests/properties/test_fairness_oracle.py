@@ -25,14 +25,11 @@ SEEDS = 40
 def v_may_fall(patch: Patch) -> None:
     """A worker's virtual time follows the least clock, down as well as up."""
 
-    def raise_virtual_times(self: FairQueue) -> None:
-        self.stirred = True
-        for worker in self._members.values():
+    def raise_virtual_times(self: FairQueue[Any]) -> None:
+        for worker_id, worker in self._members.workers.items():
             least = self.lo(worker)
             if least is not None:
-                worker.virtual_time = least
-        self._floor = 0.0
-        self._own_max = max((w.virtual_time for w in self._members.values()), default=0.0)
+                self._own[worker_id] = least
 
     patch.setattr(FairQueue, "_raise_virtual_times", raise_virtual_times)
 
@@ -66,9 +63,8 @@ def settled_twice(patch: Patch) -> None:
 
     def end_twice(self: Legs, held: Any, outcome: Any, usage: Any, now_ns: int, *rest: Any) -> None:
         end(self, held, outcome, usage, now_ns, *rest)
-        tenant = self.outstanding.tenants[held.ticket.tenant_id]
         correction = rest[1][-1].correction if outcome is LegOutcome.SETTLED else 0.0
-        self.move(tenant, tenant.v + correction / held.ticket.weight, now_ns)
+        self.move(held.user, now_ns, correction, held.ticket)
 
     patch.setattr(Legs, "end", end_twice)
 
@@ -130,20 +126,20 @@ def current_weight_instead_of_the_frozen_one(patch: Patch) -> None:
 
 def window_without_end(patch: Patch) -> None:
     """Affinity may reach as far as it likes."""
-    front = Placement._front
+    first_inside = FairQueue.first_inside
 
-    def front_of_all(self: Placement, worker: Worker, window: float, now_ns: int) -> Any:
-        return front(self, worker, 1e18, now_ns)
+    def first_of_all(self: FairQueue[Any], worker: Worker, window: float, count: int) -> Any:
+        return first_inside(self, worker, 1e18, count)
 
-    patch.setattr(Placement, "_front", front_of_all)
+    patch.setattr(FairQueue, "first_inside", first_of_all)
 
 
 def declined_means_idle(patch: Patch) -> None:
     """Where every pair is declined, the worker stays idle."""
     best = Placement._best
 
-    def best_or_none(self: Placement, window: float, now_ns: int) -> Any:
-        choice = best(self, window, now_ns)
+    def best_or_none(self: Placement, now_ns: int) -> Any:
+        choice = best(self, now_ns)
         return None if choice is not None and choice.declined else choice
 
     patch.setattr(Placement, "_best", best_or_none)

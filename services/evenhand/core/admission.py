@@ -5,7 +5,7 @@ uses nothing up, and names no tenant but the caller's.
 """
 
 from evenhand.core.facts import Refusal, RefusalReason, Request, SchedulerConfig, TenantState
-from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.tenant import Tenant
 
 
@@ -28,7 +28,7 @@ def refusal_of_shape(request: Request, block_size_tokens: int | None) -> Refusal
     return Refusal(RefusalReason.INVALID, sentence) if sentence is not None else None
 
 
-def refusal_of_pool(request: Request, fair: FairQueue, config: SchedulerConfig) -> Refusal | None:
+def refusal_of_pool(request: Request, fair: FairTree, config: SchedulerConfig) -> Refusal | None:
     """What the pool's workers cannot do, at present or ever."""
     workers = fair.members.values()
     if not workers:

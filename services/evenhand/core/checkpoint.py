@@ -18,31 +18,43 @@ from evenhand.core.facts import TenantSpec, Ticket
 from evenhand.core.ids import WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.limits import LimitLevels, TokensTaken
-from evenhand.core.tenant import Tenant
+from evenhand.core.tenant import Tenant, User
 
-WORKER_CLOCKS_MAX = 4_096
-"""Worker clocks in a checkpoint: the living first, then those of an earlier term that have not joined yet."""
+WORKERS_MAX = 4_096
+"""Workers whose clocks are in a checkpoint: members first, then those of an earlier term that have not joined."""
 
 KEYS_KEPT_MAX = 256
 """First block keys kept of each open ticket: a checkpoint a second must not cost what a long prompt does."""
 
 
 @dataclass(frozen=True, slots=True)
+class NodeClocks:
+    """V_w at one node: of most workers, and of each worker that has another."""
+
+    floor: float = 0.0
+    others: tuple[tuple[WorkerId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantClock:
-    """A tenant's clock, and its spec as it stood."""
+    """A tenant's clock, its spec as it stood, and the clocks of its users that are not level with the rest."""
 
     spec: TenantSpec
     v: float
     cost_got: float = 0.0
     cost_due: float = 0.0
+    users: tuple[tuple[str, float], ...] = ()
+    workers: NodeClocks = NodeClocks()
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerClock:
-    """V_w of a worker."""
+class BandClock:
+    """A band's weight and clock, and V_w among its tenants."""
 
-    worker_id: WorkerId
-    virtual_time: float
+    name: str
+    weight: float
+    v: float
+    workers: NodeClocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,11 @@ class SchedulerCheckpoint:
 
     term: int
     tenants: tuple[TenantClock, ...]
-    workers: tuple[WorkerClock, ...]
+    bands: tuple[BandClock, ...]
+    worker_ids: tuple[WorkerId, ...]
+    """Those that the floors of all nodes speak of."""
+    workers: NodeClocks
+    """V_w among bands."""
     tickets: tuple[TicketHeld, ...]
     cost_rate_cost: float
     cost_rate_busy_s: float
@@ -73,18 +89,26 @@ class SchedulerCheckpoint:
 
 def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
     """Copy the state out; O(tenants + workers + open tickets)."""
-    workers = [
-        WorkerClock(worker_id, legs.fair.virtual_time(worker)) for worker_id, worker in legs.rooms.workers.items()
-    ]
-    workers += [WorkerClock(worker_id, v) for worker_id, v in legs.virtual_times.items()]
     return SchedulerCheckpoint(
         term=legs.term,
         tenants=tuple(
-            TenantClock(tenant.spec, tenant.v, tenant.cost_got, legs.outstanding.due(tenant))
+            TenantClock(
+                tenant.spec,
+                tenant.v,
+                tenant.cost_got,
+                legs.outstanding.due(tenant),
+                _user_clocks(tenant),
+                NodeClocks(*tenant.users.clocks()),
+            )
             for tenant in legs.outstanding.tenants.values()
             if not tenant.forgotten or tenant.granted
         ),
-        workers=tuple(workers[:WORKER_CLOCKS_MAX]),
+        bands=tuple(
+            BandClock(name, band.weight, band.v, NodeClocks(*band.tenants.clocks()))
+            for name, band in legs.fair.bands.items()
+        ),
+        worker_ids=legs.fair.worker_ids[:WORKERS_MAX],
+        workers=NodeClocks(*legs.fair.pool.clocks()),
         tickets=tuple(
             TicketHeld(
                 held.ticket,
@@ -107,14 +131,17 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
     """Fill an empty scheduler from a checkpoint of an earlier term."""
     assert not legs.outstanding.tenants, "restore into a scheduler that has begun"
     assert legs.term > checkpoint.term, "a checkpoint is restored under a later term"
+    _restore_bands(legs, checkpoint)
     for clock in checkpoint.tenants:
-        tenant = Tenant(clock.spec)
+        tenant = legs.fair.add(clock.spec)
         legs.outstanding.tenants[clock.spec.tenant_id] = tenant
         tenant.cost_got, tenant.cost_due = clock.cost_got, clock.cost_due
-        legs.fair.place(tenant, clock.v, None)
+        tenant.band.tenants.place(tenant, clock.v, None)
+        tenant.users.restore(clock.workers.floor, clock.workers.others)
+        for name, v in clock.users:
+            tenant.users.place(tenant.user(name), v, None)
         legs.limits.change(clock.spec, now_ns)
     legs.limits.restore(checkpoint.limits, now_ns - elapsed_ns)
-    legs.virtual_times.update((clock.worker_id, clock.virtual_time) for clock in checkpoint.workers)
     legs.estimator.restore(checkpoint.output_learned)
     legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
     ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
@@ -122,3 +149,30 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
         legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)
         if held.taken is not None:
             legs.limits.restore_taken(held.ticket, held.taken)
+
+
+def _user_clocks(tenant: Tenant) -> tuple[tuple[str, float], ...]:
+    """Clocks that are above what their user would be lifted to anyway, or that an open ticket may still move."""
+    least = tenant.users.virtual_time_min
+
+    def matters(user: User) -> bool:
+        return user.v > least or bool(user.tickets_open)
+
+    return tuple((name, user.v) for name, user in tenant.users_known.items() if matters(user))
+
+
+def _restore_bands(legs: Legs, checkpoint: SchedulerCheckpoint) -> None:
+    """Clocks of the bands. Which bands there are is the settings' to say, but for those that tenants stand in."""
+    standing = {clock.spec.band for clock in checkpoint.tenants}
+    weights = {name: band.weight for name, band in legs.fair.bands.items()}
+    for clock in checkpoint.bands:
+        if clock.name in standing:
+            weights.setdefault(clock.name, clock.weight)
+    legs.fair.change_bands(weights.items())
+    for clock in checkpoint.bands:
+        band = legs.fair.bands.get(clock.name)
+        if band is not None:
+            legs.fair.pool.place(band, clock.v, None)
+            band.tenants.restore(clock.workers.floor, clock.workers.others)
+    legs.fair.pool.restore(checkpoint.workers.floor, checkpoint.workers.others)
+    legs.fair.inherit(checkpoint.worker_ids)

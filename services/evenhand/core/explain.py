@@ -2,13 +2,24 @@
 
 from operator import itemgetter
 
-from evenhand.core.estimator import NS_PER_MS
-from evenhand.core.facts import Candidate, ChoiceReason, Decision, SchedulerConfig, Ticket
-from evenhand.core.fair_queue import FairQueue
+from evenhand.core.estimator import NS_PER_MS, CostRate
+from evenhand.core.facts import (
+    AffinityWish,
+    Candidate,
+    ChoiceReason,
+    Decision,
+    LevelChoice,
+    SchedulerConfig,
+    Ticket,
+)
+from evenhand.core.fair_queue import FairChild
+from evenhand.core.fair_tree import FairTree
+from evenhand.core.front import tenants_counted
 from evenhand.core.ids import WorkerId
 from evenhand.core.placement import Choice, Placement
+from evenhand.core.queued import BestHead, Queued
 from evenhand.core.rooms import Rooms
-from evenhand.core.tenant import Queued
+from evenhand.core.tenant import Tenant
 from evenhand.core.worker import Worker
 
 CANDIDATES_MAX = 8
@@ -21,35 +32,97 @@ class Explainer:
     def __init__(
         self,
         config: SchedulerConfig,
-        fair: FairQueue,
+        fair: FairTree,
         rooms: Rooms,
         placement: Placement,
+        cost_rate: CostRate,
     ) -> None:
         self._config = config
         self._fair = fair
         self._rooms = rooms
         self._placement = placement
+        self._cost_rate = cost_rate
 
-    def decision(self, choice: Choice, v_after: float, window: float, now_ns: int) -> Decision:
+    def decision(self, choice: Choice, charge: float, now_ns: int) -> Decision:
         """What was considered. Called before the choice is reserved, so that loads are as they were weighed."""
-        queued, request = choice.queued, choice.queued.request
+        queued, request, tenant = choice.queued, choice.queued.request, choice.tenant
         warmer_full = queued.cached_best > choice.cached_tokens and self._placement.fitting.warmer_without_room(
-            choice.tenant, queued, choice.worker, choice.cached_tokens, 1
+            tenant, queued, choice.worker, choice.cached_tokens, 1
         )
+        levels = self._levels(choice)
+        wish = self._wish(choice, levels, now_ns)
+        if wish is None and warmer_full:
+            wish = self._wish_for_full(choice, now_ns)
         return Decision(
             request_id=request.request_id,
             tenant_id=request.tenant_id,
             reason=self._reason(choice, warmer_full),
             candidates=self._candidates(choice, now_ns),
             excluded=self._rooms.closed_counts(),
-            tenants_considered=choice.tenants_considered,
-            virtual_time_before=choice.tenant.v,
-            virtual_time_after=v_after,
-            lo=choice.lo,
-            window=window,
+            tenants_considered=levels[1].considered,
+            virtual_time_before=tenant.v,
+            virtual_time_after=tenant.v + charge / tenant.weight,
+            lo=levels[1].lo,
+            window=levels[1].window,
             wait_ms=(now_ns - queued.enqueued_at_ns) / NS_PER_MS,
-            fairness_overrode_affinity=choice.declined or warmer_full or self._warmer_outside(choice, window),
+            fairness_overrode_affinity=choice.declined or warmer_full or wish is not None,
+            levels=levels,
+            affinity=wish,
         )
+
+    def _levels(self, choice: Choice) -> tuple[LevelChoice, LevelChoice, LevelChoice]:
+        """Bands, tenants, users: who was looked at, and where the chosen one stood."""
+        user, tenant, worker, rate = choice.user, choice.tenant, choice.worker, self._cost_rate.per_s
+        band, fair = tenant.band, self._fair
+        users = 1 if len(tenant.users) == 1 else sum(1 for other in choice.candidates if other.tenant is tenant)
+        bands = len(choice.front.bands) if choice.front is not None else 0
+        return (
+            _level(fair.pool.lo(worker), bands, band, fair.window_of_bands(rate)),
+            _level(
+                band.tenants.lo(worker),
+                tenants_counted(choice.candidates),
+                tenant,
+                fair.window_of_tenants(band, rate),
+            ),
+            _level(tenant.users.lo(worker), users, user, fair.window_of_users(tenant, rate)),
+        )
+
+    def _wish(
+        self, choice: Choice, levels: tuple[LevelChoice, LevelChoice, LevelChoice], now_ns: int
+    ) -> AffinityWish | None:
+        """A tenant lately served there waits with a better cached share, but lies outside a window."""
+        worker = choice.worker
+        worker_id, share = worker.spec.worker_id, choice.cached_tokens / choice.queued.prompt_tokens
+        bands_v_max = levels[0].lo + levels[0].window
+        best: BestHead | None = None
+        whose: Tenant | None = None
+        for tenant in worker.served.values():
+            if not tenant.in_a or tenant is choice.tenant:
+                continue
+            first = tenant.users.first()
+            known = first.best.get(worker_id) if first is not None else None
+            if known is None or known.share <= share or (best is not None and known.share <= best.share):
+                continue
+            band_front = choice.front.bands.get(tenant.band.node_id) if choice.front is not None else None
+            if tenant.band.v <= bands_v_max and band_front is not None and tenant.v <= band_front.v_max:
+                continue
+            best, whose = known, tenant
+        if best is None or whose is None:
+            return None
+        score = best.share - worker.score_penalty(self._config, now_ns)
+        return AffinityWish(worker_id, whose.band.tenants.ordinal(whose), best.tokens, score)
+
+    def _wish_for_full(self, choice: Choice, now_ns: int) -> AffinityWish | None:
+        """The chosen request's own warmest worker, which has no room for it."""
+        warmest: tuple[int, WorkerId] | None = None
+        for worker_id, tokens in choice.queued.cached.items():
+            if worker_id in self._fair.members and (warmest is None or (-tokens, worker_id) < warmest):
+                warmest = (-tokens, worker_id)
+        if warmest is None:
+            return None
+        tokens, worker = -warmest[0], self._fair.members[warmest[1]]
+        score = tokens / choice.queued.prompt_tokens - worker.score_penalty(self._config, now_ns)
+        return AffinityWish(warmest[1], -1, tokens, score)
 
     def _candidates(self, choice: Choice, now_ns: int) -> tuple[Candidate, ...]:
         """Workers with room or with a part of the prompt, best first; the chosen one is always among them."""
@@ -72,7 +145,7 @@ class Explainer:
         return tuple([_candidate(queued, worker, -score, now_ns) for score, _, worker in best])
 
     def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
-        heads = choice.tenant.heads(self._config.requests_considered_max)
+        heads = choice.user.heads(self._config.requests_considered_max)
         if heads[0].overtaken >= self._config.overtakes_max:
             return ChoiceReason.OVERTAKE_CAP
         if choice.declined or warmer_full:
@@ -81,17 +154,9 @@ class Explainer:
             return ChoiceReason.ONLY_CANDIDATE
         return ChoiceReason.AFFINITY if choice.cached_tokens > 0 else ChoiceReason.LOAD
 
-    def _warmer_outside(self, choice: Choice, window: float) -> bool:
-        """A tenant lately served there waits with a better cached share, but lies outside the window."""
-        worker_id, v_max = choice.worker.spec.worker_id, choice.lo + window
-        share = choice.cached_tokens / choice.queued.request.prompt_tokens
-        for tenant in choice.worker.served.values():
-            if tenant.v <= v_max or not tenant.in_a:
-                continue
-            known = tenant.best.get(worker_id)
-            if known is not None and known.share > share:
-                return True
-        return False
+
+def _level(lo: float | None, considered: int, child: FairChild, window: float) -> LevelChoice:
+    return LevelChoice(considered, child.v, lo if lo is not None else child.v, window, child.weight)
 
 
 def adopted_decision(ticket: Ticket) -> Decision:

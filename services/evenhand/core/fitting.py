@@ -7,16 +7,17 @@ client (or a lost leg) has excluded, as long as there is another.
 This module changes nothing.
 """
 
-from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.outstanding import Outstanding
-from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.queued import Queued
+from evenhand.core.tenant import Tenant
 from evenhand.core.worker import Worker
 
 
 class Fitting:
     """Answers for the workers that are members now."""
 
-    def __init__(self, fair: FairQueue, outstanding: Outstanding, headroom_divisor: int) -> None:
+    def __init__(self, fair: FairTree, outstanding: Outstanding, headroom_divisor: int) -> None:
         self._fair = fair
         self._outstanding = outstanding
         self._headroom_divisor = headroom_divisor

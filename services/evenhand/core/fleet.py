@@ -46,7 +46,6 @@ class Fleet:
                 self._legs.config.prefill_rate_default_tokens_per_s,
                 self._legs.config.output_token_default_ms,
             )
-            worker.virtual_time = self._legs.virtual_times.pop(spec.worker_id, 0.0)
             self._legs.presence.worker_joined(spec)
             self._legs.rooms.add(worker, now_ns)
             if spec.role is WorkerRole.BOTH:
@@ -83,7 +82,7 @@ class Fleet:
 
     def _workers_changed(self) -> None:
         """What was worked out per worker no longer holds."""
-        self._legs.placement.map_version += 1
+        self._legs.placement.heads.map_version += 1
         for tenant in self._legs.outstanding.tenants.values():
             tenant.forget_best()
 
@@ -115,6 +114,7 @@ class Fleet:
         """Forget a worker; its legs end, and their requests go back to their queues."""
         self._legs.fair.leave(worker)
         worker_id = worker.spec.worker_id
+        self._legs.fair.forget(worker_id)
         for held in reversed(tuple(worker.tickets.values())):
             self._requests.lose_leg(held, now_ns, effects)
         self._legs.rooms.drop(worker)

@@ -10,8 +10,10 @@ clock, the tenant's outstanding cost, and presumed presence. Nothing else reserv
     end:     v += (attained − booked)/φ     once; attained is 0 where the worker was lost
     adopt:   v += charge/φ                  a valid ticket that the clocks restored here do not know
 
-φ is the weight at dispatch, frozen in the ticket. The move of the clock and the tenant's new place in A are one
-change (``FairQueue.place``).
+Each moves three clocks at once: the user's, the tenant's and the band's, each by its own φ, the weight at
+dispatch, frozen in the ticket. The move of the clocks and the new places in A are one change (``FairTree.book``).
+A tenant that has changed its band since left the clock behind on which the leg was charged: corrections still
+move the old band's clock and the user's, and not the tenant's in its new band.
 """
 
 from dataclasses import dataclass, field
@@ -19,16 +21,17 @@ from dataclasses import dataclass, field
 from evenhand.core.estimator import NS_PER_MS, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
-from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.ids import TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.limits import Limits
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Choice, Placement
 from evenhand.core.presence import PrefillOutcome, Presence
+from evenhand.core.queued import Queued
 from evenhand.core.rooms import Rooms
 from evenhand.core.steps import Effect, Granted, LegEnded, Refute
-from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.tenant import Tenant, User
 from evenhand.core.tickets import OpenTicket, TicketBook, believed_usage
 from evenhand.core.worker import Worker
 
@@ -43,7 +46,7 @@ class Legs:
     config: SchedulerConfig
     term: int
     presence: Presence
-    fair: FairQueue
+    fair: FairTree
     rooms: Rooms
     outstanding: Outstanding
     placement: Placement
@@ -57,18 +60,15 @@ class Legs:
     taken_over_count: int = 0
     detached: dict[WorkerId, dict[TicketId, OpenTicket]] = field(default_factory=dict)
     """Tickets of earlier terms whose worker has not joined yet: nothing is reserved for them."""
-    virtual_times: dict[WorkerId, float] = field(default_factory=dict)
-    """V_w of workers of an earlier term that have not joined yet."""
 
-    def open(self, choice: Choice, window: float, now_ns: int) -> Granted:
+    def open(self, choice: Choice, now_ns: int) -> Granted:
         """Dispatch a choice: reserve, charge, and say why."""
-        tenant, queued, worker, request = choice.tenant, choice.queued, choice.worker, choice.queued.request
+        user, queued, worker, request = choice.user, choice.queued, choice.worker, choice.queued.request
+        tenant = user.tenant
         cached_tokens = choice.cached_tokens
         uncached_tokens = request.prompt_tokens - cached_tokens
         charge = self.config.cost.cost(uncached_tokens, cached_tokens, queued.output_tokens_estimated)
-        weight = tenant.spec.weight
-        v_after = tenant.v + charge / weight
-        decision = self.explainer.decision(choice, v_after, window, now_ns)
+        decision = self.explainer.decision(choice, charge, now_ns)
         self.granted_count += 1
         ticket = Ticket(
             ticket_id=TicketId(f"{self.term}.{self.granted_count}.{queued.leg}"),
@@ -79,30 +79,34 @@ class Legs:
             leg=queued.leg,
             term=self.term,
             charge=charge,
-            weight=weight,
+            weight=tenant.weight,
             prompt_tokens=request.prompt_tokens,
             predicted_cached_tokens=cached_tokens,
             output_tokens_estimated=queued.output_tokens_estimated,
             output_tokens_max=request.output_tokens_max,
             granted_at_ns=now_ns,
+            band=tenant.band.node_id,
+            band_weight=tenant.band.weight,
+            user=user.node_id,
+            user_weight=user.weight,
         )
         kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
         held.decision = decision
         self._note_map(held, worker)
-        self._overtake(tenant, queued)
+        self._overtake(user, queued)
         tenant.remove(request.request_id)
-        self.outstanding.dispatched(tenant, charge, self.fair.weight_sum)
+        self.outstanding.dispatched(tenant, charge)
         tenant.service.granted(now_ns)
-        self._hold(tenant, held, worker, uncached_tokens, now_ns)
+        self._hold(user, held, worker, uncached_tokens, now_ns)
         worker.note_served(tenant, self.config.sticky_tenants_max)
         # What the map holds there already needs no presumption.
         unheld_keys = request.block_keys[held.map_cached_blocks :]
         self.presence.presume(ticket.ticket_id, ticket.worker_id, unheld_keys, now_ns)
         worker.filled_blocks = self.presence.filled_blocks(ticket.worker_id)
-        self.placement.map_version += 1
-        self.placement.presumed(tenant, queued, worker)
-        self.move(tenant, v_after, now_ns)
+        self.placement.heads.map_version += 1
+        self.placement.heads.presumed(tenant, queued, worker)
+        self.move(user, now_ns, charge, ticket)
         return Granted(ticket, decision)
 
     def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
@@ -114,8 +118,8 @@ class Legs:
             tenant = self.outstanding.tenants[held.ticket.tenant_id]
             held.booked += over
             self.outstanding.book(tenant, over)
-            self.outstanding.dispatched(tenant, over, self.fair.weight_sum)
-            self.move(tenant, tenant.v + over / held.ticket.weight, now_ns)
+            self.outstanding.dispatched(tenant, over)
+            self.move(held.user, now_ns, over, held.ticket)
 
     def end(
         self,
@@ -133,9 +137,10 @@ class Legs:
         attained = self._attained(held, outcome, believed)
         self.book.close(ticket.ticket_id, outcome)
         del tenant.granted[ticket.request_id]
+        held.user.tickets_open -= 1
         self._let_go(held, outcome, believed, now_ns, effects)
         self.outstanding.release(tenant, held.booked, len(self.book))
-        self.outstanding.dispatched(tenant, attained - held.booked, self.fair.weight_sum)
+        self.outstanding.dispatched(tenant, attained - held.booked)
         if outcome is not LegOutcome.WORKER_LOST:
             self.cost_rate.add(attained, now_ns)
         if not len(self.book):
@@ -152,7 +157,7 @@ class Legs:
         else:
             used_tokens = believed.tokens if believed is not None else None
             self.limits.end(ticket.tenant_id, ticket.request_id, used_tokens, now_ns)
-        self.move(tenant, tenant.v + (attained - held.booked) / ticket.weight, now_ns)
+        self.move(held.user, now_ns, attained - held.booked, ticket)
         worker = self.rooms.workers.get(ticket.worker_id)
         keys = held.queued.request.block_keys
         effects.append(
@@ -172,8 +177,8 @@ class Legs:
         held = self.take_over(ticket, block_keys, ticket.charge, self.config.ticket_ttl_ms * NS_PER_MS, now_ns)
         tenant = self.outstanding.tenants[ticket.tenant_id]
         self.limits.adopt(ticket, now_ns)
-        self.outstanding.dispatched(tenant, ticket.charge, self.fair.weight_sum)
-        self.move(tenant, tenant.v + ticket.charge / ticket.weight, now_ns)
+        self.outstanding.dispatched(tenant, ticket.charge)
+        self.move(held.user, now_ns, ticket.charge, ticket)
         return held
 
     def take_over(
@@ -190,21 +195,23 @@ class Legs:
             prompt_tokens=ticket.prompt_tokens,
             output_tokens_max=ticket.output_tokens_max,
             output_tokens_expected=ticket.output_tokens_estimated,
+            user=ticket.user,
         )
         self.taken_over_count += 1
         queued = Queued(request, OLDEST + self.taken_over_count, now_ns, ticket.output_tokens_estimated)
         queued.leg = ticket.leg
+        tenant = self.outstanding.tenants[ticket.tenant_id]
+        queued.user = tenant.user(ticket.user)
         held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns)
         held.booked = booked
         worker = self.rooms.workers.get(ticket.worker_id)
-        tenant = self.outstanding.tenants[ticket.tenant_id]
         if worker is not None and worker.spec.epoch == ticket.epoch:
             self.attach(held, worker)
-            self._hold(tenant, held, worker, 0, now_ns)
+            self._hold(held.user, held, worker, 0, now_ns)
             self.presence.presume(ticket.ticket_id, ticket.worker_id, block_keys, now_ns)
-            self.placement.map_version += 1
+            self.placement.heads.map_version += 1
         else:
-            self._hold(tenant, held, None, 0, now_ns)
+            self._hold(held.user, held, None, 0, now_ns)
             self.detached.setdefault(ticket.worker_id, {})[ticket.ticket_id] = held
         self.outstanding.note(tenant)
         return held
@@ -216,7 +223,7 @@ class Legs:
     def map_changed(self, worker_id: WorkerId) -> None:
         """The map was folded forward for a worker: look-ups and its filling are to be taken anew."""
         self.presence.map_changed(worker_id)
-        self.placement.map_version += 1
+        self.placement.heads.map_version += 1
         worker = self.rooms.workers.get(worker_id)
         if worker is not None:
             worker.filled_blocks = self.presence.filled_blocks(worker_id)
@@ -233,31 +240,47 @@ class Legs:
             worker.reserve(held, 0, now_ns)
             self.presence.presume(ticket_id, worker.spec.worker_id, held.queued.request.block_keys, now_ns)
         worker.filled_blocks = self.presence.filled_blocks(worker.spec.worker_id)
-        self.placement.map_version += 1
+        self.placement.heads.map_version += 1
         self.rooms.judge(worker, now_ns)
         return tuple(over)
 
-    def move(self, tenant: Tenant, v: float, now_ns: int) -> None:
-        """Set a tenant's clock and put it where its queue and its limits now belong."""
+    def move(self, user: User, now_ns: int, cost: float = 0.0, ticket: Ticket | None = None) -> None:
+        """Book a cost of a leg on its clocks, and put user, tenant and band where queue and limits now belong."""
+        tenant = user.tenant
         reach_tokens: int | None = None
-        if tenant.may_run:
-            heads = tenant.heads(self.config.requests_considered_max)
+        if user.queue:
+            heads = user.heads(self.config.requests_considered_max)
             reach_tokens = min([queued.tokens_total for queued in heads])
-        if tenant.in_a and reach_tokens is None:
-            self.outstanding.left(tenant, now_ns)
-        elif not tenant.in_a and reach_tokens is not None:
-            self.outstanding.entered(tenant, now_ns)
-        self.fair.place(tenant, v, reach_tokens)
+        was_in_a = tenant.in_a
+        if ticket is None or not cost:
+            self.fair.book(user, reach_tokens)
+        elif ticket.band == tenant.band.node_id:
+            band_v = cost / ticket.band_weight
+            self.fair.book(user, reach_tokens, cost / ticket.user_weight, cost / ticket.weight, band_v)
+        else:
+            self.fair.book(user, reach_tokens, cost / ticket.user_weight)
+            self.fair.correct_band(ticket.band, cost / ticket.band_weight)
+        self.noted(tenant, was_in_a, now_ns)
+
+    def noted(self, tenant: Tenant, was_in_a: bool, now_ns: int) -> None:
+        """A tenant may have entered or left A."""
+        if was_in_a is not tenant.in_a:
+            if was_in_a:
+                self.outstanding.left(tenant, now_ns)
+            else:
+                self.outstanding.entered(tenant, now_ns)
         self.outstanding.note(tenant)
 
     # Within
 
     def _hold(
-        self, tenant: Tenant, held: OpenTicket, worker: Worker | None, uncached_tokens: int, now_ns: int
+        self, user: User, held: OpenTicket, worker: Worker | None, uncached_tokens: int, now_ns: int
     ) -> None:
         if not len(self.book):
             self.cost_rate.busy_from(now_ns)
         self.book.open(held)
+        tenant = user.tenant
+        user.tickets_open += 1
         tenant.granted[held.ticket.request_id] = held
         self.outstanding.book(tenant, held.booked)
         if worker is not None:
@@ -285,7 +308,7 @@ class Legs:
             PrefillOutcome.PREFILLED if prefilled else PrefillOutcome.CANCELLED_BEFORE_PREFILL,
             now_ns,
         )
-        self.placement.map_version += 1
+        self.placement.heads.map_version += 1
         if usage is None or outcome is LegOutcome.WORKER_LOST:
             return
         if outcome is LegOutcome.SETTLED:
@@ -319,11 +342,11 @@ class Legs:
             keys = tuple(held.queued.request.block_keys[found_blocks : held.map_cached_blocks])
             effects.append(Refute(KeysRefuted(worker.spec.worker_id, epoch, seq, keys)))
 
-    def _overtake(self, tenant: Tenant, queued: Queued) -> None:
-        """Count those of its own tenant that a request passes; what returns after a loss passes nobody."""
+    def _overtake(self, user: User, queued: Queued) -> None:
+        """Count those of its own user that a request passes; what returns after a loss passes nobody."""
         if queued.leg > 1:
             return
-        for other in tenant.heads(self.config.requests_considered_max):
+        for other in user.heads(self.config.requests_considered_max):
             if other is queued:
                 return
             other.overtaken += 1

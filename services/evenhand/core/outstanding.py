@@ -1,36 +1,36 @@
 """The tenants of a pool, what each has outstanding on workers, and what each was due and got.
 
 Active tenants are those in A or holding tickets; while there are two or more, the headroom of each worker goes
-only to those whose outstanding cost is below φ/Σφ of the total. Whoever has nothing outstanding is below.
+only to those whose outstanding cost is below their share of the total: the band's weight among bands with active
+tenants, times the tenant's among the active of its band. Whoever has nothing outstanding is below.
 
-Share due: while a tenant is in A, it is due φ/Σφ(A) of whatever the pool dispatches. One accumulator grows by
-``cost/Σφ(A)``; a tenant's due is φ times its growth while the tenant was in A.
+Share due: while a tenant is in A, it is due its share of whatever the pool dispatches: its band's weight among
+the bands in A, times its own among the band's tenants in A. Each band has one accumulator that grows by the
+band's part of a cost ÷ Σφ(its tenants in A); a tenant's due is φ times its growth while the tenant was in A.
 
 Sums return to exactly zero with the last ticket, whatever floats did on the way.
 """
 
 import math
-from collections.abc import Sequence
 
+from evenhand.core.fair_queue import WEIGHT_UNITS
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.ids import TenantId
-from evenhand.core.tenant import Tenant
+from evenhand.core.tenant import Band, Tenant
 
 
 class Outstanding:
     """One writer: the pool's scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, fair: FairTree) -> None:
+        self._fair = fair
         self.tenants: dict[TenantId, Tenant] = {}
         self.total = 0.0
-        self._active: dict[TenantId, Tenant] = {}
-        self._active_weight: float | None = 0.0
-        self._due_per_weight = 0.0
-        self.cost_dispatched = 0.0
-
-    @property
-    def active_count(self) -> int:
+        self.active_count = 0
         """Tenants in A or holding tickets."""
-        return len(self._active)
+        self._bands_units = 0
+        """Weight of the bands that have active tenants."""
+        self.cost_dispatched = 0.0
 
     def book(self, tenant: Tenant, cost: float) -> None:
         """Add to (or take from) what the tenant has outstanding."""
@@ -44,50 +44,54 @@ class Outstanding:
 
     def note(self, tenant: Tenant) -> None:
         """The tenant may have become active, or ceased to be."""
-        tenant_id = tenant.spec.tenant_id
-        if tenant.in_a or tenant.granted:
-            if tenant_id not in self._active:
-                self._active[tenant_id] = tenant
-                self._active_weight = None
-        elif tenant_id in self._active:
-            del self._active[tenant_id]
-            self._active_weight = None
+        is_active = tenant.in_a or bool(tenant.granted)
+        if is_active is not tenant.is_active:
+            self._set_active(tenant, is_active)
 
-    def weight_changed(self) -> None:
-        self._active_weight = None
+    def before_change(self, tenant: Tenant) -> None:
+        """The tenant's weight or band is about to change; ``note`` it afterwards."""
+        if tenant.is_active:
+            self._set_active(tenant, False)
 
-    @property
-    def per_weight(self) -> float:
-        """Outstanding cost per weight at which a tenant has its share; infinite while less than two are active."""
-        if len(self._active) < 2:
+    def _set_active(self, tenant: Tenant, is_active: bool) -> None:
+        band, sign = tenant.band, 1 if is_active else -1
+        tenant.is_active = is_active
+        self.active_count += sign
+        band.active_units += sign * tenant.weight_units
+        if band.active_units == (tenant.weight_units if is_active else 0):
+            self._bands_units += sign * band.weight_units
+
+    def bands_changed(self) -> None:
+        """Bands came, went, or weigh otherwise."""
+        self._bands_units = sum(band.weight_units for band in self._fair.bands.values() if band.active_units)
+
+    def per_weight(self, band: Band) -> float:
+        """Outstanding cost per weight at which a tenant of the band has its share; infinite where one is alone."""
+        if self.active_count < 2:
             return math.inf
-        if self._active_weight is None:
-            self._active_weight = sum(active.spec.weight for active in self._active.values())
-        return self.total / self._active_weight
+        units = max(1, band.active_units)
+        return self.total * (band.weight_units / max(1, self._bands_units)) * WEIGHT_UNITS / units
 
     def below_share(self, tenant: Tenant) -> bool:
         """May the tenant use headroom: alone, or with less outstanding than its share of the total."""
-        return not tenant.granted or tenant.outstanding < tenant.spec.weight * self.per_weight
+        return not tenant.granted or tenant.outstanding < tenant.weight * self.per_weight(tenant.band)
 
-    def those_below_share(self, tenants: Sequence[Tenant]) -> list[Tenant]:
-        """As ``below_share``, for many."""
-        per_weight = self.per_weight
-        return [t for t in tenants if not t.granted or t.outstanding < t.spec.weight * per_weight]
-
-    def dispatched(self, tenant: Tenant, cost: float, weight_sum: float) -> None:
-        """The pool gave ``cost`` to one tenant while Σφ(A) was ``weight_sum``; corrections count alike."""
+    def dispatched(self, tenant: Tenant, cost: float) -> None:
+        """The pool gave ``cost`` to one tenant, as A stands; corrections count alike."""
         tenant.cost_got += cost
         self.cost_dispatched += cost
-        if weight_sum > 0.0:
-            self._due_per_weight += cost / weight_sum
+        pool = self._fair.pool
+        bands_weight = pool.weight_sum
+        for _, _, band in pool.in_order():
+            band.due_per_weight += cost * (band.weight / bands_weight) / band.tenants.weight_sum
 
     def entered(self, tenant: Tenant, now_ns: int) -> None:
         """The tenant came into A."""
-        tenant.cost_due_mark, tenant.backlogged_from_ns = self._due_per_weight, now_ns
+        tenant.cost_due_mark, tenant.backlogged_from_ns = tenant.band.due_per_weight, now_ns
 
     def left(self, tenant: Tenant, now_ns: int) -> None:
-        """The tenant went out of A, or its weight is about to change."""
-        tenant.cost_due += tenant.spec.weight * (self._due_per_weight - tenant.cost_due_mark)
+        """The tenant went out of A, or its weight or band is about to change."""
+        tenant.cost_due += tenant.weight * (tenant.band.due_per_weight - tenant.cost_due_mark)
         tenant.backlogged_ns += now_ns - tenant.backlogged_from_ns
         self.entered(tenant, now_ns)
 
@@ -95,4 +99,4 @@ class Outstanding:
         """Cost the tenant was due so far."""
         if not tenant.in_a:
             return tenant.cost_due
-        return tenant.cost_due + tenant.spec.weight * (self._due_per_weight - tenant.cost_due_mark)
+        return tenant.cost_due + tenant.weight * (tenant.band.due_per_weight - tenant.cost_due_mark)

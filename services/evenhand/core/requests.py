@@ -25,6 +25,7 @@ from evenhand.core.facts import (
 )
 from evenhand.core.ids import RequestId, TenantId
 from evenhand.core.legs import Legs
+from evenhand.core.queued import Queued
 from evenhand.core.steps import (
     Cancel,
     Effect,
@@ -37,7 +38,7 @@ from evenhand.core.steps import (
     TicketAdopted,
     TicketUnknown,
 )
-from evenhand.core.tenant import Queued, Tenant
+from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import OpenTicket
 
 RETRIED = frozenset({RefusalReason.NO_WORKER, RefusalReason.SHUTTING_DOWN})
@@ -99,12 +100,12 @@ class Requests:
         self._legs.limits.take(request, output_tokens, now_ns)
         self._age += 1
         queued = Queued(request, self._age, now_ns, output_tokens)
-        tenant.enqueue(queued)
+        user = tenant.enqueue(queued)
         self.queued_total += 1
         if request.deadline_ns is not None:
             self._push_deadline(request.deadline_ns, queued)
-        if not tenant.in_a or len(tenant.queue) <= self._legs.config.requests_considered_max:
-            self._legs.move(tenant, tenant.v, now_ns)
+        if not tenant.in_a or len(user.queue) <= self._legs.config.requests_considered_max:
+            self._legs.move(user, now_ns)
 
     def _refusal(self, submit: Submit, tenant: Tenant, now_ns: int) -> Refusal | None:
         request = submit.request
@@ -256,10 +257,11 @@ class Requests:
 
     def unqueue(self, tenant: Tenant, request_id: RequestId, now_ns: int) -> None:
         """Take a waiting request out; the caller tells its end. Its tokens come back to the limits per minute."""
-        tenant.remove(request_id)
+        queued = tenant.remove(request_id)
         self._legs.limits.end(tenant.spec.tenant_id, request_id, 0, now_ns)
         self.queued_total -= 1
-        self._legs.move(tenant, tenant.v, now_ns)
+        assert queued.user is not None, "what waits, waits in a user's queue"
+        self._legs.move(queued.user, now_ns)
 
     def refuse(
         self,
@@ -275,13 +277,10 @@ class Requests:
     def refuse_queued(self, reason: RefusalReason, sentence: str, now_ns: int, effects: list[Effect]) -> None:
         """Refuse everything that waits."""
         for tenant in self._legs.outstanding.tenants.values():
-            for request_id in tuple(tenant.queue):
-                tenant.remove(request_id)
+            for request_id in tenant.waiting_ids():
                 self._legs.limits.give_back(tenant.spec.tenant_id, request_id, now_ns)
-                self.queued_total -= 1
+                self.unqueue(tenant, request_id, now_ns)
                 self.refuse(tenant.spec.tenant_id, request_id, reason, sentence, effects)
-            if tenant.in_a:
-                self._legs.move(tenant, tenant.v, now_ns)
 
     def refuse_stranded(self, now_ns: int, effects: list[Effect]) -> None:
         """Refuse what waits and can run on none of the workers that are left."""
@@ -293,18 +292,16 @@ class Requests:
         capacity_tokens = max(worker.capacity_tokens for worker in members)
         sentence = f"No worker that could hold the request is left in pool {self._legs.config.pool_id}."
         for tenant in self._legs.outstanding.tenants.values():
-            stranded = [q for q in tenant.queue.values() if q.tokens_total > capacity_tokens]
-            for queued in stranded:
-                self._legs.limits.give_back(tenant.spec.tenant_id, queued.request.request_id, now_ns)
-                self.unqueue(tenant, queued.request.request_id, now_ns)
-                self.refuse(
-                    tenant.spec.tenant_id, queued.request.request_id, RefusalReason.NO_WORKER, sentence, effects
-                )
+            for request_id in tenant.waiting_ids(capacity_tokens):
+                self._legs.limits.give_back(tenant.spec.tenant_id, request_id, now_ns)
+                self.unqueue(tenant, request_id, now_ns)
+                self.refuse(tenant.spec.tenant_id, request_id, RefusalReason.NO_WORKER, sentence, effects)
 
     def drop_if_done(self, tenant: Tenant) -> None:
         """Forget a deleted tenant once nothing of it is open."""
         if tenant.forgotten and not tenant.granted and not tenant.queue:
             del self._legs.outstanding.tenants[tenant.spec.tenant_id]
+            self._legs.fair.drop(tenant)
             self._legs.estimator.forget(tenant.spec.tenant_id)
             self._legs.limits.forget(tenant.spec.tenant_id)
 

@@ -21,8 +21,9 @@ from evenhand.core.facts import (
     LegOutcome,
     RefusalReason,
     SchedulerConfig,
+    TenantSpec,
 )
-from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.fleet import Fleet
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
@@ -33,6 +34,7 @@ from evenhand.core.requests import SHUTTING_DOWN, Requests
 from evenhand.core.rooms import Rooms
 from evenhand.core.status import PoolStatus, pool_status
 from evenhand.core.steps import (
+    BandsChanged,
     Cancel,
     Effect,
     Input,
@@ -51,7 +53,6 @@ from evenhand.core.steps import (
     WorkerHeard,
     WorkerJoined,
 )
-from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import TicketBook
 
 PRESENCE_EXPIRY_NS = NS_PER_S
@@ -63,7 +64,8 @@ class PoolScheduler:
 
     def __init__(self, config: SchedulerConfig, presence: Presence, term: int = 1) -> None:
         self.config = config
-        fair, rooms, outstanding = FairQueue(), Rooms(config), Outstanding()
+        fair, rooms = FairTree(config), Rooms(config)
+        outstanding = Outstanding(fair)
         cost_rate = CostRate(config.cost_rate_default_per_s)
         placement = Placement(config, presence, fair, rooms, outstanding, cost_rate)
         self._legs = Legs(
@@ -74,7 +76,7 @@ class PoolScheduler:
             rooms=rooms,
             outstanding=outstanding,
             placement=placement,
-            explainer=Explainer(config, fair, rooms, placement),
+            explainer=Explainer(config, fair, rooms, placement, cost_rate),
             cost_rate=cost_rate,
             estimator=OutputEstimator(config.output_estimate_default_tokens, config.output_estimator),
             book=TicketBook(config.outcomes_remembered_max),
@@ -111,6 +113,9 @@ class PoolScheduler:
                     self._fleet.lose(worker, now_ns, effects)
             case TenantChanged():
                 self._tenant_changed(input, now_ns)
+            case BandsChanged(bands):
+                self._legs.fair.change_bands(bands)
+                self._legs.outstanding.bands_changed()
             case TenantForgotten(tenant_id):
                 self._tenant_forgotten(tenant_id, now_ns, effects)
             case TicketAdopted():
@@ -148,7 +153,7 @@ class PoolScheduler:
     def kept(self) -> tuple[TenantId, WorkerId] | None:
         """The worker kept for the most-behind tenant, as of the last decision."""
         kept = self._legs.placement.kept
-        return (kept[0].spec.tenant_id, kept[1].spec.worker_id) if kept is not None else None
+        return (kept[0].tenant.spec.tenant_id, kept[1].spec.worker_id) if kept is not None else None
 
     def estimate_of(self, tenant_id: TenantId, request_id: RequestId) -> int:
         """Estimated output tokens of a request that waits."""
@@ -158,27 +163,29 @@ class PoolScheduler:
 
     def _tenant_changed(self, changed: TenantChanged, now_ns: int) -> None:
         spec = changed.spec
-        if not 0.0 < spec.weight < math.inf:
-            raise InvalidInput(f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be above 0 and finite.")
+        check_tenant(spec)
+        self._legs.fair.band_of(spec)
         self._legs.limits.change(spec, now_ns)
         tenant = self._legs.outstanding.tenants.get(spec.tenant_id)
         if tenant is None:
-            self._legs.outstanding.tenants[spec.tenant_id] = Tenant(spec)
+            self._legs.outstanding.tenants[spec.tenant_id] = self._legs.fair.add(spec)
             return
         if tenant.in_a:
             self._legs.outstanding.left(tenant, now_ns)
-        tenant.spec = spec
+        self._legs.outstanding.before_change(tenant)
+        self._legs.fair.change(tenant, spec)
         tenant.forgotten = False
-        self._legs.fair.weight_changed()
-        self._legs.outstanding.weight_changed()
-        self._legs.move(tenant, tenant.v, now_ns)
+        self._legs.fair.refresh(tenant)
+        if tenant.in_a:
+            self._legs.outstanding.entered(tenant, now_ns)
+        self._legs.outstanding.note(tenant)
 
     def _tenant_forgotten(self, tenant_id: TenantId, now_ns: int, effects: list[Effect]) -> None:
         tenant = self._legs.outstanding.tenants.get(tenant_id)
         if tenant is None:
             return
         tenant.forgotten = True
-        for request_id in tuple(tenant.queue):
+        for request_id in tenant.waiting_ids():
             self._requests.unqueue(tenant, request_id, now_ns)
             self._requests.refuse(
                 tenant_id, request_id, RefusalReason.UNKNOWN_TENANT, f"Tenant {tenant_id} was deleted.", effects
@@ -200,7 +207,7 @@ class PoolScheduler:
         if now_ns >= self._presence_expiry_at_ns:
             self._presence_expiry_at_ns = now_ns + PRESENCE_EXPIRY_NS
             self._legs.presence.expire(now_ns)
-            self._legs.placement.map_version += 1
+            self._legs.placement.heads.map_version += 1
 
     def _dispatch(self, now_ns: int, effects: list[Effect]) -> None:
         """Dispatch while a worker has room and someone may run; each pass grants one request.
@@ -211,11 +218,10 @@ class PoolScheduler:
         if not (self._legs.fair.stirred or self._legs.rooms.stirred):
             return
         while self._requests.queued_total and self._legs.rooms.open:
-            window = self._legs.placement.window()
-            choice = self._legs.placement.choose(window, now_ns)
+            choice = self._legs.placement.choose(now_ns)
             if choice is None:
                 break
-            effects.append(self._legs.open(choice, window, now_ns))
+            effects.append(self._legs.open(choice, now_ns))
             self._requests.queued_total -= 1
         self._legs.fair.stirred = self._legs.rooms.stirred = False
 
@@ -231,3 +237,18 @@ class PoolScheduler:
         if at_ns is not None and (at_ns < self._wake_at_ns or self._wake_at_ns <= now_ns):
             self._wake_at_ns = at_ns
             effects.append(WakeAt(at_ns))
+
+
+def check_tenant(spec: TenantSpec) -> None:
+    """Raise ``InvalidInput`` for weights that no share can be made of."""
+    if not 0.0 < spec.weight < math.inf:
+        raise InvalidInput(f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be above 0 and finite.")
+    for user, weight in spec.user_weights:
+        if not 0.0 < weight < math.inf:
+            raise InvalidInput(
+                f"User {user} of tenant {spec.tenant_id} has weight {weight}; it must be above 0 and finite."
+            )
+    if not 0.0 <= spec.guaranteed_share <= 1.0:
+        raise InvalidInput(
+            f"Tenant {spec.tenant_id} is guaranteed {spec.guaranteed_share} of the pool; that must be 0 to 1."
+        )

@@ -6,7 +6,7 @@ from evenhand.core.estimator import NS_PER_MS, NS_PER_S
 from evenhand.core.facts import TenantState, WorkerState
 from evenhand.core.ids import Epoch, TenantId, WorkerId
 from evenhand.core.legs import Legs
-from evenhand.core.tenant import Tenant
+from evenhand.core.tenant import Band, Tenant
 from evenhand.core.worker import Worker
 
 
@@ -28,6 +28,22 @@ class TenantStatus:
     cost_due: float
     """φ/Σφ(A) of what the pool dispatched while the tenant was in A."""
     backlogged_s: float
+    band: str = "default"
+    users: int = 0
+    """Users that are remembered: those with something open, and those at rest that are ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class BandStatus:
+    """One band of the pool. ``window`` is T among its tenants, in virtual time."""
+
+    name: str
+    weight: float
+    virtual_time: float
+    in_a: bool
+    tenants: int
+    tenants_in_a: int
+    window: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,7 @@ class WorkerStatus:
     prefill_pending_tokens: float
     prefill_rate_tokens_per_s: float
     virtual_time: float
+    """V_w among the bands."""
     running: int
     waiting: int
     heard_age_ms: float
@@ -62,12 +79,16 @@ class PoolStatus:
     cost_rate_per_s: float
     """R."""
     window: float
-    """T, in virtual time."""
+    """T among the tenants of the first band, in virtual time; of the others see ``bands``."""
     tenants_in_a: int
     grants: int
+    bands: tuple[BandStatus, ...] = ()
+    window_of_bands: float = 0.0
+    """T among the bands."""
 
 
 def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
+    bands = tuple(_band_status(legs, band) for band in legs.fair.bands.values())
     return PoolStatus(
         tenants=tuple(_tenant_status(legs, tenant, now_ns) for tenant in legs.outstanding.tenants.values()),
         workers=tuple(_worker_status(legs, worker, now_ns) for worker in legs.rooms.workers.values()),
@@ -76,14 +97,29 @@ def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
         cost_outstanding=legs.outstanding.total,
         cost_dispatched=legs.outstanding.cost_dispatched,
         cost_rate_per_s=legs.cost_rate.per_s,
-        window=legs.placement.window(),
+        window=bands[0].window,
         tenants_in_a=len(legs.fair),
         grants=legs.granted_count,
+        bands=bands,
+        window_of_bands=legs.fair.window_of_bands(legs.cost_rate.per_s),
+    )
+
+
+def _band_status(legs: Legs, band: Band) -> BandStatus:
+    return BandStatus(
+        name=band.node_id,
+        weight=band.weight,
+        virtual_time=band.v,
+        in_a=band.in_a,
+        tenants=len(band.tenants_known),
+        tenants_in_a=len(band.tenants),
+        window=legs.fair.window_of_tenants(band, legs.cost_rate.per_s),
     )
 
 
 def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
-    oldest = next(iter(tenant.queue.values()), None)
+    oldest_ns = min((next(iter(u.queue.values())).enqueued_at_ns for u in tenant.users_known.values() if u.queue),
+                    default=now_ns)  # fmt: skip
     backlogged_ns = tenant.backlogged_ns + (now_ns - tenant.backlogged_from_ns if tenant.in_a else 0)
     return TenantStatus(
         tenant_id=tenant.spec.tenant_id,
@@ -91,7 +127,7 @@ def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
         state=tenant.spec.state,
         queue_length=len(tenant.queue),
         queue_bytes=tenant.queue_bytes,
-        oldest_wait_ms=(now_ns - oldest.enqueued_at_ns) / NS_PER_MS if oldest is not None else 0.0,
+        oldest_wait_ms=(now_ns - oldest_ns) / NS_PER_MS,
         virtual_time=tenant.v,
         in_a=tenant.in_a,
         tickets_open=len(tenant.granted),
@@ -99,6 +135,8 @@ def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
         cost_got=tenant.cost_got,
         cost_due=legs.outstanding.due(tenant),
         backlogged_s=backlogged_ns / NS_PER_S,
+        band=tenant.band.node_id,
+        users=len(tenant.users_known),
     )
 
 
@@ -121,7 +159,7 @@ def _worker_status(legs: Legs, worker: Worker, now_ns: int) -> WorkerStatus:
         kv_blocks=worker.spec.kv_blocks,
         prefill_pending_tokens=worker.prefill_pending_tokens(now_ns),
         prefill_rate_tokens_per_s=worker.prefill_rate_tokens_per_s,
-        virtual_time=legs.fair.virtual_time(worker),
+        virtual_time=legs.fair.pool.virtual_time(worker.spec.worker_id),
         running=worker.load.running if worker.load is not None else -1,
         waiting=worker.load.waiting if worker.load is not None else -1,
         heard_age_ms=(now_ns - worker.heard_at_ns) / NS_PER_MS,

@@ -139,6 +139,7 @@ Input = (
     | WorkerDrained
     | WorkerGone
     | TenantChanged
+    | BandsChanged
     | TenantForgotten
     | MapChanged
     | TicketAdopted

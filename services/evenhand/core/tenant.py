@@ -1,7 +1,18 @@
-"""A tenant in one pool: its queue, its clock, and the requests that wait.
+"""Bands, tenants and users of one pool: their queues, their clocks, and the requests that wait.
 
-A queue is always in order of age: a request that lost its worker goes back to where its age puts it, which is
-the front but for older ones that it had overtaken. Only the first H requests (``heads``) are ever looked at.
+::
+
+    pool ─▶ Band ─▶ Tenant ─▶ User ─▶ its queue        each arrow one ``FairQueue``
+
+Requests wait in the queue of their user (the user ``""`` where a request names none). Limits, open tickets, what
+is outstanding and what was due belong to the tenant. A queue is always in order of age: a request that lost its
+worker goes back to where its age puts it, which is the front but for older ones that it had overtaken. Only the
+first H requests of a user (``heads``) are ever looked at.
+
+A user is remembered while something of it waits or runs, and after that while its clock is above what it would be
+lifted to: until then forgetting it would forgive it. Of users at rest at most ``USERS_AT_REST_MAX`` are
+remembered for each tenant, those furthest ahead; a tenant that invents users beyond that blurs shares among its
+own users alone.
 
 This module keeps state and orders it; it decides nothing.
 """
@@ -11,123 +22,42 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from evenhand.core.estimator import ServiceRate
-from evenhand.core.facts import Request, TenantSpec, TenantState
-from evenhand.core.ids import RequestId, WorkerId
+from evenhand.core.facts import TenantSpec, TenantState
+from evenhand.core.fair_queue import FairChild, FairQueue
+from evenhand.core.ids import RequestId, TenantId, WorkerId
+from evenhand.core.members import Members
+from evenhand.core.queued import BestHead, Queued
 
 if TYPE_CHECKING:
     from evenhand.core.tickets import OpenTicket
 
-NO_MATCHES: dict[WorkerId, int] = {}
+USERS_AT_REST_MAX = 256
+"""Users of a tenant that are remembered for their clock alone."""
+
+USERS_SWEPT_MIN = 16
+"""Below so many users none is looked at for forgetting."""
 
 
-class Queued:
-    """One admitted request while it waits, and again while its leg runs (for the next leg)."""
-
-    __slots__ = (
-        "age",
-        "cached",
-        "cached_best",
-        "enqueued_at_ns",
-        "excluded",
-        "leg",
-        "map_version",
-        "output_tokens_estimated",
-        "overtaken",
-        "prompt_tokens",
-        "request",
-        "tokens_total",
-    )
-
-    def __init__(self, request: Request, age: int, enqueued_at_ns: int, output_tokens_estimated: int) -> None:
-        self.request = request
-        self.age = age
-        """Order of admission in the pool; smaller is older."""
-        self.enqueued_at_ns = enqueued_at_ns
-        self.output_tokens_estimated = output_tokens_estimated
-        self.prompt_tokens = request.prompt_tokens
-        self.tokens_total = request.prompt_tokens + request.output_tokens_max
-        """What a worker must be able to hold to ever run this."""
-        self.excluded: tuple[WorkerId, ...] = request.excluded_workers
-        self.leg = 1
-        self.overtaken = 0
-        self.cached = NO_MATCHES
-        """Usable cached tokens by worker, as of ``map_version``; absent: 0."""
-        self.cached_best = 0
-        self.map_version = -1
-
-    @property
-    def is_taken_over(self) -> bool:
-        """Known from a ticket of an earlier term: its age is below any of this one."""
-        return self.age < 0
-
-
-class BestHead:
-    """A tenant's head with the largest cached share at one worker, regardless of room; and the smallest need."""
-
-    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform")
-
-    def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
-        self.queued = queued
-        self.tokens = tokens
-        """Cached tokens there."""
-        self.share = share
-        self.blocks = blocks
-        """KV blocks it needs there."""
-        self.blocks_min = blocks
-        self.blocks_max = blocks
-        """The least and the most that any of the heads needs there."""
-        self.uniform = False
-        """No head is excluded anywhere or too large for any worker: all workers that hold no part are alike."""
-        self.plain = plain
-        """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
-
-
-class Tenant:
-    """Mutable state of a tenant. Its clock ``v`` and its place in A are written by ``FairQueue`` alone."""
+class User(FairChild):
+    """One user of a tenant: a queue in order of age, and what placement worked out for its first requests."""
 
     __slots__ = (
         "_heads",
-        "backlogged_from_ns",
-        "backlogged_ns",
         "best",
         "cold",
-        "cost_due",
-        "cost_due_mark",
-        "cost_got",
-        "forgotten",
-        "granted",
-        "in_a",
         "matched_at_ns",
         "matched_version",
-        "outstanding",
         "queue",
-        "queue_bytes",
-        "reach_tokens",
-        "service",
-        "spec",
-        "v",
+        "tenant",
+        "tickets_open",
         "warm_workers",
     )
 
-    def __init__(self, spec: TenantSpec) -> None:
-        self.spec = spec
+    def __init__(self, name: str, weight: float, tenant: "Tenant") -> None:
+        super().__init__(name, weight)
+        self.tenant = tenant
         self.queue: OrderedDict[RequestId, Queued] = OrderedDict()
-        self.queue_bytes = 0
-        self.v = 0.0
-        self.in_a = False
-        self.reach_tokens = 0
-        """The smallest ``tokens_total`` of its first H: workers that hold as much are its F. 0 outside A."""
-        self.granted: dict[RequestId, OpenTicket] = {}
-        """Its open tickets, by request."""
-        self.outstanding = 0.0
-        """Cost booked for its open tickets."""
-        self.service = ServiceRate()
-        self.forgotten = False
-        self.cost_got = 0.0
-        self.cost_due = 0.0
-        self.cost_due_mark = 0.0
-        self.backlogged_ns = 0
-        self.backlogged_from_ns = 0
+        self.tickets_open = 0
         self._heads: tuple[Queued, ...] | None = None
         self.best: dict[WorkerId, BestHead] = {}
         """What placement worked out per worker, until a head, its look-up or a worker's size changes."""
@@ -139,38 +69,32 @@ class Tenant:
         self.matched_version = -1
 
     @property
-    def may_run(self) -> bool:
-        """Has a queue and is inside its own limits."""
-        limit = self.spec.concurrency_max
-        return (
-            bool(self.queue)
-            and (limit == 0 or len(self.granted) < limit)
-            and self.spec.state is not TenantState.SUSPENDED
-        )
+    def path(self) -> tuple[float, str, float, str, float, str]:
+        """Its place in the order of the whole pool: the most behind first, at each level in turn."""
+        tenant = self.tenant
+        band = tenant.band
+        return (band.v, band.node_id, tenant.v, tenant.node_id, self.v, self.node_id)
 
     def enqueue(self, queued: Queued) -> None:
         """Add the youngest request."""
+        queued.user = self
         self.queue[queued.request.request_id] = queued
-        self.queue_bytes += queued.request.size_bytes
         if self._heads is None or len(self.queue) <= len(self._heads) + 1:
             self.heads_changed()
 
     def put_back(self, queued: Queued) -> None:
         """Return a request to the place of its age; O(requests older than it that still wait)."""
-        older = self._older(queued.age)
+        older: list[Queued] = []
+        for before in self.queue.values():
+            if before.age > queued.age:
+                break
+            older.append(before)
+        queued.user = self
         self.queue[queued.request.request_id] = queued
         self.queue.move_to_end(queued.request.request_id, last=False)
         for before in reversed(older):
             self.queue.move_to_end(before.request.request_id, last=False)
-        self.queue_bytes += queued.request.size_bytes
         self.heads_changed()
-
-    def remove(self, request_id: RequestId) -> Queued:
-        """Take a waiting request out, wherever it stands."""
-        queued = self.queue.pop(request_id)
-        self.queue_bytes -= queued.request.size_bytes
-        self.heads_changed()
-        return queued
 
     def heads(self, count: int) -> tuple[Queued, ...]:
         """The first ``count`` waiting requests, oldest first; ``count`` is the same at every call."""
@@ -188,10 +112,147 @@ class Tenant:
         self.best.clear()
         self.cold = self.warm_workers = None
 
-    def _older(self, age: int) -> list[Queued]:
-        older: list[Queued] = []
-        for queued in self.queue.values():
-            if queued.age > age:
-                break
-            older.append(queued)
-        return older
+
+class Tenant(FairChild):
+    """Mutable state of a tenant; ``users`` holds the clocks of its users."""
+
+    __slots__ = (
+        "backlogged_from_ns",
+        "backlogged_ns",
+        "band",
+        "cost_due",
+        "cost_due_mark",
+        "cost_got",
+        "forgotten",
+        "granted",
+        "is_active",
+        "outstanding",
+        "queue",
+        "queue_bytes",
+        "service",
+        "spec",
+        "user_weights",
+        "users",
+        "users_known",
+        "users_sweep_at",
+    )
+
+    def __init__(self, spec: TenantSpec, band: "Band", members: Members) -> None:
+        super().__init__(spec.tenant_id, spec.weight)
+        self.spec = spec
+        self.band = band
+        self.users: FairQueue[User] = FairQueue(members)
+        self.users_known: dict[str, User] = {}
+        self.user_weights = dict(spec.user_weights)
+        self.users_sweep_at = USERS_SWEPT_MIN
+        self.queue: dict[RequestId, Queued] = {}
+        """Everything of it that waits, of all users, in no order that means anything."""
+        self.queue_bytes = 0
+        self.granted: dict[RequestId, OpenTicket] = {}
+        """Its open tickets, by request."""
+        self.outstanding = 0.0
+        """Cost booked for its open tickets."""
+        self.is_active = False
+        """Counted among the active of its band: in A, or holding tickets."""
+        self.service = ServiceRate()
+        self.forgotten = False
+        self.cost_got = 0.0
+        self.cost_due = 0.0
+        self.cost_due_mark = 0.0
+        self.backlogged_ns = 0
+        self.backlogged_from_ns = 0
+
+    @property
+    def may_run(self) -> bool:
+        """Has a queue and is inside its own limits."""
+        limit = self.spec.concurrency_max
+        return (
+            bool(self.queue)
+            and (limit == 0 or len(self.granted) < limit)
+            and self.spec.state is not TenantState.SUSPENDED
+        )
+
+    def user(self, name: str) -> User:
+        """The user of this name; one that is not known begins at nothing, and is lifted when it enters A."""
+        user = self.users_known.get(name)
+        if user is None:
+            if len(self.users_known) >= self.users_sweep_at:
+                self._forget_users()
+            user = User(name, self.user_weights.get(name, 1.0), self)
+            self.users_known[name] = user
+        return user
+
+    def waiting_ids(self, tokens_above: int = 0) -> tuple[RequestId, ...]:
+        """What waits, of all users, oldest first: all of it, or what needs more than so many tokens."""
+        waiting = [queued for queued in self.queue.values() if queued.tokens_total > tokens_above]
+        waiting.sort(key=lambda queued: queued.age)
+        return tuple(queued.request.request_id for queued in waiting)
+
+    def change_users(self, spec: TenantSpec) -> None:
+        """Take the users' weights from another spec; their clocks stay."""
+        self.user_weights = dict(spec.user_weights)
+        for name, user in self.users_known.items():
+            weight = self.user_weights.get(name, 1.0)
+            if weight != user.weight:
+                self.users.reweigh(user, weight)
+
+    def enqueue(self, queued: Queued) -> User:
+        """Add the youngest request to its user's queue."""
+        self.queue[queued.request.request_id] = queued
+        self.queue_bytes += queued.request.size_bytes
+        user = self.user(queued.request.user)
+        user.enqueue(queued)
+        return user
+
+    def put_back(self, queued: Queued) -> None:
+        """Return a request to the place of its age in its user's queue."""
+        self.queue[queued.request.request_id] = queued
+        self.queue_bytes += queued.request.size_bytes
+        self.user(queued.request.user).put_back(queued)
+
+    def remove(self, request_id: RequestId) -> Queued:
+        """Take a waiting request out, wherever it stands."""
+        queued = self.queue.pop(request_id)
+        self.queue_bytes -= queued.request.size_bytes
+        user = queued.user
+        assert user is not None, "what waits, waits in a user's queue"
+        del user.queue[request_id]
+        user.heads_changed()
+        return queued
+
+    def forget_best(self) -> None:
+        """Forget what placement worked out per worker, for all users."""
+        for user in self.users_known.values():
+            user.forget_best()
+
+    def _forget_users(self) -> None:
+        """Forget users at rest: those that lose nothing by it, and the least ahead of too many others."""
+        least = self.users.virtual_time_min
+        kept: dict[str, User] = {}
+        at_rest: list[tuple[float, str]] = []
+        for name, user in self.users_known.items():
+            if user.queue or user.tickets_open:
+                kept[name] = user
+            elif user.v > least:
+                at_rest.append((user.v, name))
+        at_rest.sort(reverse=True)
+        for _, name in at_rest[: USERS_AT_REST_MAX // 2]:
+            kept[name] = self.users_known[name]
+        self.users_known = kept
+        self.users_sweep_at = max(USERS_SWEPT_MIN, len(kept) + USERS_AT_REST_MAX // 2)
+
+
+class Band(FairChild):
+    """A band of the pool: its tenants share what it gets, as bands share the pool."""
+
+    __slots__ = ("active_units", "due_per_weight", "tenants", "tenants_known")
+
+    def __init__(self, name: str, weight: float, members: Members) -> None:
+        super().__init__(name, weight)
+        self.tenants: FairQueue[Tenant] = FairQueue(members)
+        self.tenants_known: dict[TenantId, Tenant] = {}
+        """All that stand in it, in A or not."""
+        self.active_units = 0
+        """Weight of those that are in A or hold tickets, in ``WEIGHT_UNITS``."""
+        self.due_per_weight = 0.0
+        """Cost due so far to each weight of tenants that were in A all along."""

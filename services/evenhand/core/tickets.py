@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from evenhand.core.facts import CostWeights, Decision, LegOutcome, Ticket, Usage
 from evenhand.core.ids import Epoch, RequestId, Seq, TenantId, TicketId
-from evenhand.core.tenant import Queued
+from evenhand.core.queued import Queued
+from evenhand.core.tenant import User
 
 
 class OpenTicket:
@@ -54,6 +55,12 @@ class OpenTicket:
         self.map_position: tuple[Epoch, Seq] | None = None
         self.map_cached_blocks = 0
         """Usable blocks that the cache map alone, without presumption, predicted."""
+
+    @property
+    def user(self) -> User:
+        """Whose leg it is."""
+        assert self.queued.user is not None, "a leg is of a user"
+        return self.queued.user
 
     def cost_of(self, usage: Usage, cost: CostWeights) -> float:
         return cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)

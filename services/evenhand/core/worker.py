@@ -12,12 +12,15 @@ stretch of time ``[start, end)`` behind those before it; what lies ahead of now 
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S
 from evenhand.core.facts import SchedulerConfig, WorkerLoad, WorkerSpec
 from evenhand.core.ids import TenantId, TicketId
-from evenhand.core.tenant import Tenant
-from evenhand.core.tickets import OpenTicket
+
+if TYPE_CHECKING:
+    from evenhand.core.tenant import Tenant
+    from evenhand.core.tickets import OpenTicket
 
 RATE_STEP = 1 / 8
 """Weight of the latest sample in a worker's learned rates."""
@@ -30,7 +33,7 @@ SAMPLE_WHOLE_TOKENS = 256
 
 
 class Worker:
-    """Mutable state of a worker. ``virtual_time`` is written by ``FairQueue`` alone."""
+    """Mutable state of a worker. ``is_member`` is written by ``Members`` alone."""
 
     __slots__ = (
         "capacity_tokens",
@@ -50,7 +53,6 @@ class Worker:
         "spec",
         "stale",
         "tickets",
-        "virtual_time",
     )
 
     def __init__(self, spec: WorkerSpec, now_ns: int, prefill_rate: float, output_token_ms: float) -> None:
@@ -70,7 +72,6 @@ class Worker:
         """The last distinct tenants served here, the latest last."""
         self.filled_blocks = 0
         """Blocks of its cache that hold something, as the map and what is assumed beside it say."""
-        self.virtual_time = 0.0
         self.is_member = False
         """Counted in F of the tenants: takes requests at all."""
         self.reopens_at_ns = 0
@@ -113,7 +114,7 @@ class Worker:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.spec.block_size_tokens)
 
-    def reserve(self, ticket: OpenTicket, uncached_tokens: int, now_ns: int) -> None:
+    def reserve(self, ticket: "OpenTicket", uncached_tokens: int, now_ns: int) -> None:
         """Take a slot, KV blocks and prefill time for a ticket."""
         start_ns = max(self.prefill_until_ns, now_ns)
         ticket.prefill_start_ns = start_ns
@@ -122,7 +123,7 @@ class Worker:
         self.kv_reserved_blocks += ticket.kv_blocks
         self.tickets[ticket.ticket.ticket_id] = ticket
 
-    def release(self, ticket: OpenTicket, now_ns: int) -> None:
+    def release(self, ticket: "OpenTicket", now_ns: int) -> None:
         """Give back all that ``reserve`` took, once."""
         del self.tickets[ticket.ticket.ticket_id]
         self.kv_reserved_blocks -= ticket.kv_blocks
@@ -134,7 +135,7 @@ class Worker:
         if ahead_ns > 0:
             self.prefill_until_ns = max(now_ns, self.prefill_until_ns - ahead_ns)
 
-    def note_served(self, tenant: Tenant, tenants_max: int) -> None:
+    def note_served(self, tenant: "Tenant", tenants_max: int) -> None:
         """Remember the tenant as the last one served here."""
         tenant_id = tenant.spec.tenant_id
         self.served.pop(tenant_id, None)
@@ -157,7 +158,7 @@ class Worker:
             step = RATE_STEP * min(1.0, output_tokens / SAMPLE_WHOLE_TOKENS)
             self.output_token_ms += (leg_ms / output_tokens - self.output_token_ms) * step
 
-    def predicted_end_ns(self, ticket: OpenTicket) -> int:
+    def predicted_end_ns(self, ticket: "OpenTicket") -> int:
         """When a ticket held here is expected to end, by the learned rates."""
         output_ns = ticket.ticket.output_tokens_estimated * self.output_token_ms * NS_PER_MS
         return ticket.prefill_end_ns + round(output_ns)

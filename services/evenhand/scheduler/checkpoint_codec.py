@@ -14,7 +14,7 @@ import msgspec
 from evenhand.core.checkpoint import SchedulerCheckpoint
 from evenhand.core.errors import SchemaMismatch
 
-VERSION = 1
+VERSION = 2
 KEYS_MAX = 65_536
 """Block keys in one checkpoint, about half a mebibyte."""
 

@@ -4,15 +4,30 @@ import random
 
 import pytest
 
-from evenhand.core.facts import TenantSpec, WorkerSpec
-from evenhand.core.fair_queue import FairQueue
-from evenhand.core.ids import Epoch, PoolId, TenantId, WorkerId
-from evenhand.core.tenant import Tenant
+from evenhand.core.facts import WorkerSpec
+from evenhand.core.fair_queue import FairChild, FairQueue
+from evenhand.core.ids import Epoch, PoolId, WorkerId
+from evenhand.core.members import Members
 from evenhand.core.worker import Worker
 
 
-def tenant(name: str, weight: float = 1.0) -> Tenant:
-    return Tenant(TenantSpec(TenantId(name), weight))
+class Clocks(FairQueue[FairChild]):
+    """A node by itself, with its workers."""
+
+    def __init__(self) -> None:
+        super().__init__(Members())
+
+    def join(self, worker: Worker) -> None:
+        self._members.add(worker)
+        self.member_joined(worker)
+
+    def leave(self, worker: Worker) -> None:
+        self._members.remove(worker)
+        self.member_left(worker.spec.worker_id)
+
+
+def child(name: str, weight: float = 1.0) -> FairChild:
+    return FairChild(name, weight)
 
 
 def worker(name: str, tokens: int = 1_000) -> Worker:
@@ -51,8 +66,8 @@ class PlainClocks:
 @pytest.mark.parametrize("seed", range(15))
 def test_clocks_are_those_of_the_plain_rule(seed: int, sizes: tuple[int, ...]) -> None:
     rng = random.Random(seed)
-    fair, plain = FairQueue(), PlainClocks()
-    tenants = {name: tenant(name) for name in ("a", "b", "c", "d")}
+    fair, plain = Clocks(), PlainClocks()
+    tenants = {name: child(name) for name in ("a", "b", "c", "d")}
     reaches: dict[str, int | None] = dict.fromkeys(tenants)
     workers: dict[str, Worker] = {}
     away: dict[str, Worker] = {}
@@ -91,7 +106,9 @@ def test_clocks_are_those_of_the_plain_rule(seed: int, sizes: tuple[int, ...]) -
         for name, each in tenants.items():
             assert each.v == plain.v[name], f"step {step}: v of {name}"
         for name, each_worker in workers.items():
-            assert fair.virtual_time(each_worker) == plain.worker_v[name], f"step {step}: V of {name}"
+            assert fair.virtual_time(each_worker.spec.worker_id) == plain.worker_v[name], (
+                f"step {step}: V of {name}"
+            )
             inside = [plain.v[t] for t, reach in plain.reach.items() if name in reach]
             assert fair.lo(each_worker) == min(inside, default=None)
         assert [t for _, t, _ in fair.in_order()] == [
@@ -100,7 +117,7 @@ def test_clocks_are_those_of_the_plain_rule(seed: int, sizes: tuple[int, ...]) -
 
 
 def test_who_comes_back_starts_level_and_has_saved_nothing() -> None:
-    fair, one, late = FairQueue(), tenant("one"), tenant("late")
+    fair, one, late = Clocks(), child("one"), child("late")
     fair.join(worker("w"))
     fair.place(one, 0.0, 1)
     for v in (100.0, 200.0, 300.0):
@@ -110,7 +127,7 @@ def test_who_comes_back_starts_level_and_has_saved_nothing() -> None:
 
 
 def test_who_was_ahead_when_it_went_idle_is_not_pulled_back_nor_punished_further() -> None:
-    fair, one, greedy = FairQueue(), tenant("one"), tenant("greedy")
+    fair, one, greedy = Clocks(), child("one"), child("greedy")
     fair.join(worker("w"))
     fair.place(one, 0.0, 1)
     fair.place(greedy, 500.0, 1)
@@ -121,19 +138,19 @@ def test_who_was_ahead_when_it_went_idle_is_not_pulled_back_nor_punished_further
 
 
 def test_a_refund_does_not_lower_a_workers_virtual_time() -> None:
-    fair, one, late = FairQueue(), tenant("one"), tenant("late")
+    fair, one, late = Clocks(), child("one"), child("late")
     only = worker("w")
     fair.join(only)
     fair.place(one, 0.0, 1)
     fair.place(one, 300.0, 1)
     fair.place(one, 100.0, 1)
-    assert fair.virtual_time(only) == 300.0
+    assert fair.virtual_time(only.spec.worker_id) == 300.0
     fair.place(late, late.v, 1)
     assert late.v == 300.0
 
 
 def test_a_fresh_worker_lifts_nobody() -> None:
-    fair, one = FairQueue(), tenant("one")
+    fair, one = Clocks(), child("one")
     fair.join(worker("w1"))
     fair.place(one, 300.0, 1)
     fair.place(one, 100.0, 1)
@@ -142,7 +159,7 @@ def test_a_fresh_worker_lifts_nobody() -> None:
 
 
 def test_weights_are_summed_over_a_alone() -> None:
-    fair, one, other = FairQueue(), tenant("one", 2.0), tenant("other", 3.0)
+    fair, one, other = Clocks(), child("one", 2.0), child("other", 3.0)
     fair.join(worker("w"))
     fair.place(one, 0.0, 1)
     fair.place(other, 0.0, 1)

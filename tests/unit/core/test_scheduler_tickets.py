@@ -395,7 +395,7 @@ def test_memory_is_where_it_was_after_churn_of_tenants_workers_and_tickets() -> 
     legs = world.scheduler._legs
     assert list(legs.outstanding.tenants) == ["stays"]
     assert list(legs.rooms.workers) == ["stays"]
-    assert not legs.outstanding._active
+    assert legs.outstanding.active_count == legs.fair.bands["default"].active_units == 0
     assert not legs.detached
     assert not len(legs.estimator)
     assert not legs.limits.open_count

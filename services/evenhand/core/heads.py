@@ -1,0 +1,144 @@
+"""What is known of the first H requests of each user's queue: cached tokens by worker, and the best for a worker.
+
+Cached tokens of a waiting request are looked up when it becomes one of the first H, again at most every
+``matches_refresh_ms`` while the map changes, and always for the chosen pair before it is final. Per user and
+worker the best head is remembered until a head or its look-up changes, so a decision costs one comparison a user
+and worker with room. Workers that hold no part of any head are alike to it and share one answer.
+
+This module writes only the look-ups cached on requests and users.
+"""
+
+from collections.abc import Iterable
+
+from evenhand.core.estimator import NS_PER_MS
+from evenhand.core.facts import SchedulerConfig
+from evenhand.core.fair_tree import FairTree
+from evenhand.core.ids import WorkerId
+from evenhand.core.presence import Presence
+from evenhand.core.queued import BestHead, Queued
+from evenhand.core.rooms import Rooms
+from evenhand.core.tenant import Tenant, User
+from evenhand.core.worker import Worker
+
+NO_WORKER = WorkerId("")
+"""Stands for any worker that holds no part of any head."""
+
+
+class Heads:
+    """Look-ups of what waits first."""
+
+    def __init__(self, config: SchedulerConfig, presence: Presence, fair: FairTree, rooms: Rooms) -> None:
+        self._config = config
+        self._presence = presence
+        self._fair = fair
+        self._rooms = rooms
+        self._refresh_ns = config.matches_refresh_ms * NS_PER_MS
+        self.map_version = 0
+        """Grows whenever presence may answer differently."""
+
+    def of(self, user: User) -> tuple[Queued, ...]:
+        """The user's requests that may be chosen, each looked up at least once."""
+        heads = user.heads(self._config.requests_considered_max)
+        if heads and heads[0].overtaken >= self._config.overtakes_max:
+            heads = heads[:1]
+        for queued in heads:
+            if queued.map_version < 0:
+                self.look_up(queued)
+        return heads
+
+    def know(self, user: User, worker: Worker) -> BestHead:
+        """Work out, and remember, the user's head with the largest cached share at a worker."""
+        worker_id = worker.spec.worker_id
+        if user.warm_workers is None:
+            heads = self.of(user)
+            user.warm_workers = set().union(*[queued.cached for queued in heads])
+            capacity_min_tokens = self._fair.capacity_min_tokens
+            user.cold = self._best_head(heads, NO_WORKER, worker, capacity_min_tokens)
+            user.cold.uniform = all(
+                not queued.excluded and queued.tokens_total <= capacity_min_tokens for queued in heads
+            )
+        cold = user.cold
+        if cold is not None and cold.uniform and worker_id not in user.warm_workers:
+            best = cold
+        else:
+            best = self._best_head(self.of(user), worker_id, worker, worker.capacity_tokens)
+        user.best[worker_id] = best
+        return best
+
+    def _best_head(
+        self, heads: tuple[Queued, ...], worker_id: WorkerId, worker: Worker, capacity_tokens: int
+    ) -> BestHead:
+        size, decline_tokens = worker.spec.block_size_tokens, self._config.cold_decline_tokens
+        best: BestHead | None = None
+        blocks_min = blocks_max = 0
+        for queued in heads:
+            tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
+            blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
+            if best is None or tokens / prompt_tokens > best.share:
+                plain = (
+                    not queued.excluded
+                    and queued.tokens_total <= capacity_tokens
+                    and queued.cached_best - tokens < decline_tokens
+                )
+                best = BestHead(queued, tokens, tokens / prompt_tokens, blocks, plain)
+            if blocks < blocks_min or not blocks_min:
+                blocks_min = blocks
+            if blocks > blocks_max:
+                blocks_max = blocks
+        assert best is not None, "a user in A has a head"
+        best.blocks_min, best.blocks_max = blocks_min, blocks_max
+        return best
+
+    def refresh_due(self, users: Iterable[User], now_ns: int) -> None:
+        """Look up again the heads of those whose look-ups are older than allowed."""
+        map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
+        for user in users:
+            if user.matched_at_ns <= due_before_ns and user.matched_version != map_version:
+                self._refresh(user, now_ns)
+
+    def _refresh(self, user: User, now_ns: int) -> None:
+        changed = False
+        for queued in user.heads(self._config.requests_considered_max):
+            if queued.map_version != self.map_version and self.look_up(queued):
+                changed = True
+        if changed:
+            user.forget_best()
+        user.matched_version, user.matched_at_ns = self.map_version, now_ns
+
+    def look_up(self, queued: Queued) -> bool:
+        """Usable cached tokens by worker (the last block of a whole-cached prompt is computed again); changed?"""
+        request, workers = queued.request, self._rooms.workers
+        cached: dict[WorkerId, int] = {}
+        for match in self._presence.match(request.block_keys):
+            worker = workers.get(match.worker_id)
+            if worker is None:
+                continue
+            size = worker.spec.block_size_tokens
+            tokens = min(match.blocks, (request.prompt_tokens - 1) // size) * size
+            if tokens > 0:
+                cached[match.worker_id] = tokens
+        queued.map_version = self.map_version
+        if cached == queued.cached:
+            return False
+        queued.cached = cached
+        queued.cached_best = max(cached.values(), default=0)
+        return True
+
+    def presumed(self, tenant: Tenant, granted: Queued, worker: Worker) -> None:
+        """Followers of a dispatched prompt, of whichever user in A, see its keys on its worker at once."""
+        if len(tenant.users) <= 1 and granted.user is not None:
+            self._followers(granted.user, granted, worker)
+            return
+        for _, _, user in tenant.users.in_order():
+            self._followers(user, granted, worker)
+
+    def _followers(self, user: User, granted: Queued, worker: Worker) -> None:
+        keys, worker_id = granted.request.block_keys, worker.spec.worker_id
+        first_key = keys[0] if keys else None
+        for queued in user.heads(self._config.requests_considered_max):
+            own = queued.request.block_keys
+            if not own or own[0] != first_key:
+                continue
+            block = queued.cached.get(worker_id, 0) // worker.spec.block_size_tokens
+            if block < len(keys) and block < len(own) and own[block] == keys[block] and self.look_up(queued):
+                user.forget_best()

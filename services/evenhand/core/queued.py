@@ -1,0 +1,79 @@
+"""A request while it waits, and what placement knows of the first of a queue at one worker.
+
+This module keeps state; it decides nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+from evenhand.core.facts import Request
+from evenhand.core.ids import WorkerId
+
+if TYPE_CHECKING:
+    from evenhand.core.tenant import User
+
+NO_MATCHES: dict[WorkerId, int] = {}
+
+
+class Queued:
+    """One admitted request while it waits, and again while its leg runs (for the next leg)."""
+
+    __slots__ = (
+        "age",
+        "cached",
+        "cached_best",
+        "enqueued_at_ns",
+        "excluded",
+        "leg",
+        "map_version",
+        "output_tokens_estimated",
+        "overtaken",
+        "prompt_tokens",
+        "request",
+        "tokens_total",
+        "user",
+    )
+
+    def __init__(self, request: Request, age: int, enqueued_at_ns: int, output_tokens_estimated: int) -> None:
+        self.request = request
+        self.age = age
+        """Order of admission in the pool; smaller is older."""
+        self.enqueued_at_ns = enqueued_at_ns
+        self.output_tokens_estimated = output_tokens_estimated
+        self.prompt_tokens = request.prompt_tokens
+        self.tokens_total = request.prompt_tokens + request.output_tokens_max
+        """What a worker must be able to hold to ever run this."""
+        self.excluded: tuple[WorkerId, ...] = request.excluded_workers
+        self.leg = 1
+        self.overtaken = 0
+        self.cached = NO_MATCHES
+        """Usable cached tokens by worker, as of ``map_version``; absent: 0."""
+        self.cached_best = 0
+        self.map_version = -1
+        self.user: User | None = None
+        """Whose queue it waits in; set when it is enqueued."""
+
+    @property
+    def is_taken_over(self) -> bool:
+        """Known from a ticket of an earlier term: its age is below any of this one."""
+        return self.age < 0
+
+
+class BestHead:
+    """A user's head with the largest cached share at one worker, regardless of room; and the smallest need."""
+
+    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform")
+
+    def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
+        self.queued = queued
+        self.tokens = tokens
+        """Cached tokens there."""
+        self.share = share
+        self.blocks = blocks
+        """KV blocks it needs there."""
+        self.blocks_min = blocks
+        self.blocks_max = blocks
+        """The least and the most that any of the heads needs there."""
+        self.uniform = False
+        """No head is excluded anywhere or too large for any worker: all workers that hold no part are alike."""
+        self.plain = plain
+        """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
