@@ -71,6 +71,20 @@ def considered(**changes: Any) -> Seen:
     return granted.decision.tenants_considered
 
 
+def users_considered_max(value: int) -> Seen:
+    """How many users of a tenant are looked at where three wait."""
+    world = pool("a", window_fixed=1e9, users_considered_max=value)
+    running = ticket(world.submit("a", user="runs", prompt=500))
+    for user in ("one", "two", "three"):
+        world.submit("a", user=user)
+    (granted,) = [effect for effect in world.settle(running) if isinstance(effect, Granted)]
+    return granted.decision.levels[2].considered
+
+
+def bands(value: tuple[tuple[str, float], ...]) -> Seen:
+    return [(band.name, band.weight) for band in pool("a", bands=value).scheduler.status(0).bands]
+
+
 def order(heads: int = 2, **changes: Any) -> Seen:
     """In which order one tenant's cold head and its hot followers run."""
     world = pool("a", **changes)
@@ -236,6 +250,8 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
         1,
         2,
     ),
+    "users_considered_max": (users_considered_max, 1, 2),
+    "bands": (bands, (("default", 1.0),), (("default", 1.0), ("gold", 9.0))),
     "sticky_tenants_max": (
         lambda value: considered(tenants_considered_max=1, sticky_tenants_max=value),
         0,
@@ -270,7 +286,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
 }
 
 
-ARRIVING = {"bands", "users_considered_max", "guarantee_burst_ms", "guaranteed_share_sum_max"}
+ARRIVING = {"guarantee_burst_ms", "guaranteed_share_sum_max"}
 """Settings whose part of the scheduler is still being built."""
 
 
@@ -321,5 +337,5 @@ TENANT_LIMITS = [
 def test_every_limit_of_a_tenant_has_an_effect(name: str, value: object) -> None:
     assert tenant_seen(**{name: value}) != tenant_seen()
     limits = {field.name for field in fields(TenantSpec)} - {"tenant_id", "cache_domain"}
-    limits -= {"band", "user_weights", "guaranteed_share"}
+    limits -= {"band", "user_weights", "guaranteed_share"}  # test_levels, test_guarantees
     assert limits == {name for name, _ in TENANT_LIMITS}
