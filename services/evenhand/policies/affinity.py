@@ -111,8 +111,6 @@ class LongestPrefixSettings:
 
     exact_map: bool = True
     """Follow the engines' events; False: what was sent, within the worker's own KV blocks."""
-    kv_blocks: int = 1 << 14
-    """Bound of the approximate map in blocks of one worker."""
 
 
 class LongestPrefix(MatchingPolicy):
@@ -125,7 +123,11 @@ class LongestPrefix(MatchingPolicy):
     name = "longest-prefix"
 
     def __init__(self, settings: LongestPrefixSettings, seed: int) -> None:
-        super().__init__(EventMap() if settings.exact_map else SentMap(settings.kv_blocks))
+        super().__init__(EventMap() if settings.exact_map else SentMap(SENT_BLOCKS_MAX))
+
+    def worker_joined(self, worker: FleetWorker, now_ns: int) -> None:
+        super().worker_joined(worker, now_ns)
+        self.known.bound(worker.worker_id, worker.kv_blocks)
 
     def choose(self, arrival: Arrival, now_ns: int) -> Worker:
         held = self.known.match(arrival.block_names)

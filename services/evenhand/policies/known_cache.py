@@ -18,6 +18,9 @@ from evenhand.core.kv import KvBatch, SnapshotPart, WorkerLeft
 class KnownCache(Protocol):
     """Which worker holds how much of a prompt."""
 
+    def bound(self, worker_id: WorkerId, blocks: int) -> None:
+        """The worker's cache holds no more than this."""
+
     def match(self, names: Sequence[int]) -> dict[WorkerId, int]:
         """First blocks held without a hole, by worker, those with at least one; deepest first, then by id."""
 
@@ -33,6 +36,9 @@ class EventMap:
 
     def __init__(self) -> None:
         self.map = CacheMap()
+
+    def bound(self, worker_id: WorkerId, blocks: int) -> None:
+        return
 
     def match(self, names: Sequence[int]) -> dict[WorkerId, int]:
         return {match.worker_id: match.blocks for match in self.map.match(names)}
@@ -56,6 +62,10 @@ class SentMap:
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
         self._held: dict[WorkerId, OrderedDict[int, None]] = {}
+        self._bounds: dict[WorkerId, int] = {}
+
+    def bound(self, worker_id: WorkerId, blocks: int) -> None:
+        self._bounds[worker_id] = blocks
 
     def match(self, names: Sequence[int]) -> dict[WorkerId, int]:
         depths = []
@@ -79,7 +89,8 @@ class SentMap:
         for name in reversed(names):
             held[name] = None
             held.move_to_end(name)
-        while len(held) > self.blocks_max:
+        blocks_max = min(self.blocks_max, self._bounds.get(worker_id, self.blocks_max))
+        while len(held) > blocks_max:
             held.popitem(last=False)
 
     def lost(self, worker_id: WorkerId) -> None:

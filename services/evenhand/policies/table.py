@@ -26,9 +26,22 @@ from evenhand.policies.affinity import (
     SessionHash,
     SessionHashSettings,
 )
+from evenhand.policies.central import RoomSettings
+from evenhand.policies.deficit import Dlpm, DlpmSettings, DoubleDeficit, DoubleDeficitSettings
+from evenhand.policies.dynamo import DynamoClasses, DynamoClassesSettings, DynamoCost, DynamoCostSettings
 from evenhand.policies.evenhand import SIMULATED, Evenhand, EvenhandSettings
 from evenhand.policies.policy import Policy
+from evenhand.policies.scoring import (
+    ExploitExplore,
+    ExploitExploreSettings,
+    VtcBasic,
+    VtcBasicSettings,
+    WeightedScorers,
+    WeightedScorersSettings,
+)
 from evenhand.policies.spreading import LeastLoad, NoSettings, RoundRobin
+from evenhand.policies.strict import StrictPriority
+from evenhand.policies.vtc import Vtc, VtcAffine, VtcSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,16 @@ _ROWS: tuple[PolicyEntry, ...] = (
     PolicyEntry(
         "prefix-cache", PrefixCacheSettings, PrefixCache, "match unless loaded a deviation above the mean"
     ),
+    PolicyEntry("preble-e2", ExploitExploreSettings, ExploitExplore, "exploit a long match, else explore"),
+    PolicyEntry("dynamo-cost", DynamoCostSettings, DynamoCost, "least blocks to prefill and decode"),
+    PolicyEntry("dynamo-classes", DynamoClassesSettings, DynamoClasses, "deficit round robin by uncached input"),
+    PolicyEntry("llm-d-scorers", WeightedScorersSettings, WeightedScorers, "weighted prefix, queue and KV scores"),
+    PolicyEntry("vtc-basic", VtcBasicSettings, VtcBasic, "a user's tokens choose the worker"),
+    PolicyEntry("vtc", VtcSettings, Vtc, "virtual token counter, least loaded worker"),
+    PolicyEntry("vtc-affine", VtcSettings, VtcAffine, "virtual token counter, best cached worker"),
+    PolicyEntry("dlpm", DlpmSettings, Dlpm, "deficit longest prefix match at the router"),
+    PolicyEntry("d2lpm", DoubleDeficitSettings, DoubleDeficit, "deficits at the router and in each engine"),
+    PolicyEntry("strict-priority", RoomSettings, StrictPriority, "the well-behaved first: a limit, no policy"),
     PolicyEntry("evenhand", EvenhandSettings, Evenhand, "windowed fair queuing with affinity", SIMULATED),
 )
 

@@ -82,6 +82,11 @@ class VtcCounters:
         """The client's share relative to others."""
         return self._weights.get(client, 1.0)
 
+    def set_weight(self, client: TenantId, weight: float) -> None:
+        """Weigh a client from here on; charges made before keep theirs."""
+        assert weight > 0, "a weight is positive"
+        self._weights[client] = weight
+
     def queued(self, client: TenantId) -> int:
         """How many of the client's requests wait."""
         return self._queued.get(client, 0)

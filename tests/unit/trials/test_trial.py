@@ -11,8 +11,8 @@ from evenhand.simulation.trials.trial import run_trial
 from evenhand.simulation.trials.workload import TenantPlan, Workload
 from evenhand.simulation.trials.workloads import HotTenant, hot_tenant
 
-SMALL = HotTenant(duration_s=8.0)
-TIGHT = HotTenant(duration_s=8.0, kv_blocks=280, hot_per_second=12.0, other_per_second=4.0, output_tokens=900)
+SMALL = HotTenant(duration_s=4.0)
+TIGHT = HotTenant(duration_s=4.0, kv_blocks=280, hot_per_second=12.0, other_per_second=4.0, output_tokens=900)
 """So little memory that engines preempt."""
 
 
@@ -54,7 +54,8 @@ def test_books_agree_through_preemption_loss_and_cancels(name: str) -> None:
         for a in workload.arrivals
     )
     workload = Workload("impatient", workload.tenants, impatient, workload.limits, workload.step_time)
-    settings = TrialSettings(failures=(WorkerFailure(3_000_000_000, 1, 2_000_000_000),))
+    failures = (WorkerFailure(1_500_000_000, 0, 1_000_000_000), WorkerFailure(2_000_000_000, 3, 1_000_000_000))
+    settings = TrialSettings(failures=failures)
     result = run_trial(make_policy(name), workload, settings)
     assert all(outcome.finished_ns >= outcome.arrival.at_ns for outcome in result.outcomes)
     assert any(outcome.cancelled for outcome in result.outcomes)

@@ -264,8 +264,6 @@ class _Trial:
 
     def _admitted(self, worker: TrialWorker, request: EngineRequest) -> None:
         flight: Flight = request.label  # type: ignore[assignment]
-        if worker.order is not None:
-            worker.order.admitted(flight.arrival, request.cached_tokens)
         if request.preemptions:
             worker.resuming.append(request)
             return
