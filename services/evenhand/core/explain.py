@@ -100,8 +100,10 @@ class Explainer:
             if not tenant.in_a or tenant is choice.tenant:
                 continue
             first = tenant.users.first()
-            known = first.best.get(worker_id) if first is not None else None
-            if known is None or known.share <= share or (best is not None and known.share <= best.share):
+            if first is None:
+                continue
+            known = first.best.get(worker_id) or self._placement.heads.know(first, worker)
+            if known.share <= share or (best is not None and known.share <= best.share):
                 continue
             band_front = choice.front.bands.get(tenant.band.node_id) if choice.front is not None else None
             if tenant.band.v <= bands_v_max and band_front is not None and tenant.v <= band_front.v_max:
