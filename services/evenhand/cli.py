@@ -35,6 +35,7 @@ COMMANDS = (
     Command("scheduler", "evenhand.scheduler.main", "run the scheduler daemon of one pool"),
     Command("worker-edge", "evenhand.worker.main", "run the edge of one worker: engine events to Kafka"),
     Command("engine", "evenhand.engine.main", "run a simulated vLLM engine"),
+    Command("simulate", "evenhand.simulation.main", "run the whole system, or policies, on a virtual clock"),
 )
 
 

@@ -1,0 +1,327 @@
+"""An independent book of what the scheduler does: its inputs and effects alone, never its own sums.
+
+One page a term of office. At every step it is checked:
+
+- a ticket is granted once and ends once; its charge is the cost of the split it states; its end pays for what its
+  outcome says it pays for (P5, P7);
+- a worker never holds more tickets than slots, but for those that an earlier term left to it;
+- a request is answered only while it waits, and once (P7);
+- a dispatch inside the window is inside it (P1), and two tenants that are both backlogged all the while drift
+  apart in service by no more than their bounds together (P4, which P2 of both ends implies).
+
+Only ordinary dispatches count for the last: what is booked to a guarantee is not on the clock.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from evenhand.core.facts import CostWeights, LegOutcome, RefusalReason, Ticket, Usage
+from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
+from evenhand.core.scheduler import PoolScheduler
+from evenhand.core.steps import (
+    BandsChanged,
+    Cancel,
+    Effect,
+    Granted,
+    IdleCharged,
+    Input,
+    LegEnded,
+    MapChanged,
+    Refused,
+    Refute,
+    Renew,
+    Renewed,
+    Settle,
+    ShutDown,
+    Submit,
+    TenantChanged,
+    TenantForgotten,
+    Tick,
+    TicketAdopted,
+    TicketUnknown,
+    WakeAt,
+    WorkerDrained,
+    WorkerGone,
+    WorkerHeard,
+    WorkerJoined,
+)
+from evenhand.scheduler.actor import Stepper
+from evenhand.simulation.system.drift import Drift
+from evenhand.simulation.system.trace import Trace
+
+CENT = 1e-6
+"""Relative tolerance for sums of floats."""
+
+Key = tuple[TenantId, RequestId]
+
+
+@dataclass(slots=True)
+class TicketEnd:
+    """How a ticket ended."""
+
+    ticket: Ticket
+    outcome: LegOutcome
+    attained: float
+    usage: Usage | None
+    term: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run came to."""
+
+    grants: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    adopted: int = 0
+    taken_over: int = 0
+    refuted: int = 0
+    terms: int = 0
+    steps: int = 0
+    charged: float = 0.0
+    corrected: float = 0.0
+    attained: float = 0.0
+    drift_share_max: float = 0.0
+    """Largest drift seen, as a share of its bound."""
+
+
+class Book:
+    """All terms of one run's schedulers."""
+
+    def __init__(self, cost: CostWeights, trace: Trace, violated: Callable[[str], None]) -> None:
+        self.cost = cost
+        self.trace = trace
+        self.violated = violated
+        self.totals = Totals()
+        self.ends: dict[TicketId, list[TicketEnd]] = {}
+        """By ticket; more than one only where a successor took it over from a checkpoint."""
+        self.tickets: dict[TicketId, Ticket] = {}
+        """Every ticket that was ever granted."""
+        self.page: Page | None = None
+        """Of the latest term."""
+
+    def watch(self, scheduler: Stepper, term: int) -> Stepper:
+        """Begin a page: steps go through it from here on."""
+        assert isinstance(scheduler, PoolScheduler), "a term has a scheduler of the core"
+        self.totals.terms += 1
+        if self.page is not None and term <= self.page.term:
+            self.violated(f"Term {term} began after term {self.page.term}.")
+        self.page = Page(self, scheduler, term)
+        return self.page
+
+
+class Page:
+    """One term of office: what is open and what waits, by its steps."""
+
+    def __init__(self, book: Book, scheduler: PoolScheduler, term: int) -> None:
+        self.term = term
+        self.open: dict[TicketId, Ticket] = {}
+        self.inherited: dict[TicketId, None] = {}
+        """Open tickets that an earlier term granted."""
+        self.waiting: dict[Key, None] = {}
+        self.waiting_counts: dict[TenantId, int] = {}
+        """Requests that wait, by tenant; no zeros."""
+        self._book = book
+        self._scheduler = scheduler
+        self._slots: dict[WorkerId, int] = {}
+        self._held: dict[WorkerId, int] = {}
+        self._drift = Drift(book.cost)
+        for held in scheduler.checkpoint().tickets:
+            self._take_over(held.ticket)
+
+    def step(self, step_input: Input, now_ns: int) -> tuple[Effect, ...]:
+        """Take one step and book it."""
+        scheduler, book = self._scheduler, self._book
+        effects = scheduler.step(step_input, now_ns)
+        book.totals.steps += 1
+        submitted = self._before(step_input)
+        for effect in effects:
+            match effect:
+                case Granted():
+                    self._granted(effect, submitted)
+                    submitted = None if submitted == _key(effect.ticket) else submitted
+                case LegEnded():
+                    self._ended(effect)
+                case Refused():
+                    submitted = self._refused(effect, submitted)
+                case Renewed(ticket_id):
+                    self._renewed(ticket_id, step_input)
+                case Refute():
+                    book.totals.refuted += 1
+                case IdleCharged():
+                    self._drift.charged(effect.tenant_id, effect.cost / effect.weight)
+                case TicketUnknown() | WakeAt():
+                    pass
+                case _:
+                    assert_never(effect)
+        if submitted is not None and submitted not in self._open_keys(submitted):
+            self._wait(submitted)
+        self._drift.settle_down(self.waiting_counts)
+        for sentence in self._drift.excess:
+            book.violated(sentence)
+        self._drift.excess.clear()
+        book.totals.drift_share_max = max(book.totals.drift_share_max, self._drift.share_max)
+        return effects
+
+    # ---- within
+
+    def _wait(self, key: Key) -> None:
+        if key not in self.waiting:
+            self.waiting[key] = None
+            self.waiting_counts[key[0]] = self.waiting_counts.get(key[0], 0) + 1
+
+    def _unwait(self, key: Key) -> None:
+        if key in self.waiting:
+            del self.waiting[key]
+            self.waiting_counts[key[0]] -= 1
+            if not self.waiting_counts[key[0]]:
+                del self.waiting_counts[key[0]]
+
+    def _before(self, step_input: Input) -> Key | None:
+        """Note what the input says; the request that it submits."""
+        match step_input:
+            case Submit(request):
+                return request.tenant_id, request.request_id
+            case WorkerJoined(spec):
+                self._slots[spec.worker_id] = spec.slots
+                self._drift.begin_anew()
+            case WorkerGone() | WorkerDrained() | TenantForgotten() | BandsChanged() | ShutDown():
+                self._drift.begin_anew()
+            case TenantChanged(spec):
+                self._drift.tenant(spec)
+            case TicketAdopted(ticket):
+                self._drift.begin_anew()
+                self._book.trace.add("book", f"adopting {ticket.ticket_id}")
+            case Cancel() | Renew() | Settle() | WorkerHeard() | MapChanged() | Tick():
+                pass
+            case _:
+                assert_never(step_input)
+        return None
+
+    def _take_over(self, ticket: Ticket) -> None:
+        self.open[ticket.ticket_id] = ticket
+        self.inherited[ticket.ticket_id] = None
+        self._held[ticket.worker_id] = self._held.get(ticket.worker_id, 0) + 1
+        self._drift.hold(ticket, booked=False)
+        self._book.totals.taken_over += 1
+
+    def _granted(self, granted: Granted, submitted: Key | None) -> None:
+        ticket, decision, book = granted.ticket, granted.decision, self._book
+        known = self.open.get(ticket.ticket_id)
+        if known is not None:
+            if (known.worker_id, known.charge) != (ticket.worker_id, ticket.charge):
+                book.violated(f"Ticket {ticket.ticket_id} was granted again as another.")
+            return
+        key = _key(ticket)
+        book.trace.add("book", f"granted {ticket.ticket_id} {key} {ticket.worker_id} {ticket.charge:.3f}")
+        book.totals.grants += 1
+        book.totals.charged += ticket.charge
+        if ticket.ticket_id in book.tickets:
+            book.violated(f"Ticket {ticket.ticket_id} was granted twice.")
+        book.tickets[ticket.ticket_id] = ticket
+        if key not in self.waiting and key != submitted:
+            book.violated(f"Ticket {ticket.ticket_id} was granted to {key}, which did not wait.")
+        self._unwait(key)
+        self._check_charge(ticket)
+        self.open[ticket.ticket_id] = ticket
+        held = self._held[ticket.worker_id] = self._held.get(ticket.worker_id, 0) + 1
+        inherited = sum(self.open[known].worker_id == ticket.worker_id for known in self.inherited)
+        if held > self._slots.get(ticket.worker_id, 0) + inherited:
+            book.violated(f"{ticket.worker_id} has {held} tickets and {self._slots.get(ticket.worker_id)} slots.")
+        behind = decision.lo + decision.window
+        if not is_guaranteed(ticket) and decision.virtual_time_before > behind + CENT * max(1.0, abs(behind)):
+            book.violated(f"P1: {key} was dispatched at v {decision.virtual_time_before}, past lo + T = {behind}.")
+        self._drift.granted(ticket, decision.window)
+
+    def _check_charge(self, ticket: Ticket) -> None:
+        cached = ticket.predicted_cached_tokens
+        cost = self._book.cost.cost(ticket.prompt_tokens - cached, cached, ticket.output_tokens_estimated)
+        if not _same(ticket.charge, cost):
+            self._book.violated(f"Ticket {ticket.ticket_id} is charged {ticket.charge}, its split costs {cost}.")
+
+    def _ended(self, ended: LegEnded) -> None:
+        ticket, book = ended.ticket, self._book
+        key = _key(ticket)
+        what = f"ended {ticket.ticket_id} {ended.outcome.value} {ended.attained:.3f} {ended.request_continues}"
+        book.trace.add("book", what)
+        if self.open.pop(ticket.ticket_id, None) is None:
+            book.violated(f"Ticket {ticket.ticket_id} ended ({ended.outcome.value}) and was not open.")
+            return
+        self.inherited.pop(ticket.ticket_id, None)
+        self._held[ticket.worker_id] -= 1
+        book.totals.ends[ended.outcome.value] = book.totals.ends.get(ended.outcome.value, 0) + 1
+        book.totals.corrected += ended.correction
+        book.totals.attained += ended.attained
+        end = TicketEnd(ticket, ended.outcome, ended.attained, ended.usage, self.term)
+        book.ends.setdefault(ticket.ticket_id, []).append(end)
+        if not _same(ended.correction, ended.attained - ticket.charge):
+            book.violated(f"Ticket {ticket.ticket_id}: charge and correction are not what it attained.")
+        self._check_attained(ended)
+        if ended.request_continues:
+            if ended.outcome is not LegOutcome.WORKER_LOST:
+                book.violated(f"Ticket {ticket.ticket_id} ended {ended.outcome.value}, yet its request goes on.")
+            self._wait(key)
+        if ended.outcome is LegOutcome.WORKER_LOST:
+            self._drift.begin_anew()
+        self._drift.ended(ticket, ended.attained)
+
+    def _check_attained(self, ended: LegEnded) -> None:
+        ticket, usage, cost = ended.ticket, ended.usage, self._book.cost
+        match ended.outcome:
+            case LegOutcome.WORKER_LOST:
+                fine = ended.attained == 0.0
+            case LegOutcome.EXPIRED:
+                fine = ended.attained >= ticket.charge * (1 - CENT)
+            case LegOutcome.SETTLED | LegOutcome.CANCELLED:
+                if usage is None:
+                    fine = ended.attained >= ticket.charge * (1 - CENT)
+                else:
+                    told = cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)
+                    fine = _same(ended.attained, told)
+            case _:
+                assert_never(ended.outcome)
+        if not fine:
+            self._book.violated(
+                f"P5: ticket {ticket.ticket_id} ended {ended.outcome.value}, charged {ticket.charge}, "
+                f"told {usage}, attained {ended.attained}."
+            )
+
+    def _refused(self, refused: Refused, submitted: Key | None) -> Key | None:
+        key, reason, book = (refused.tenant_id, refused.request_id), refused.refusal.reason, self._book
+        book.trace.add("book", f"refused {key} {reason.value}")
+        book.totals.refusals[reason.value] = book.totals.refusals.get(reason.value, 0) + 1
+        if reason is RefusalReason.REQUEST_ID_REUSED:
+            return None
+        if key in self.waiting:
+            self._unwait(key)
+        elif key == submitted:
+            return None
+        elif not any(key == _key(end.ticket) for ends in book.ends.values() for end in ends):
+            book.violated(f"{key} was refused ({reason.value}) and did not wait.")
+        return submitted
+
+    def _renewed(self, ticket_id: TicketId, step_input: Input) -> None:
+        if isinstance(step_input, TicketAdopted) and ticket_id not in self.open:
+            self._take_over(step_input.ticket)
+            self._book.totals.adopted += 1
+            self._unwait(_key(step_input.ticket))
+        elif ticket_id not in self.open:
+            self._book.violated(f"Ticket {ticket_id} was renewed and is not open.")
+
+    def _open_keys(self, key: Key) -> tuple[Key, ...]:
+        """The key again if one of its tickets is open."""
+        return (key,) if any(_key(ticket) == key for ticket in self.open.values()) else ()
+
+
+def is_guaranteed(ticket: Ticket) -> bool:
+    """Whether the leg is booked to a guarantee."""
+    return bool(getattr(ticket, "guaranteed", False))
+
+
+def _key(ticket: Ticket) -> Key:
+    return ticket.tenant_id, ticket.request_id
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= CENT * max(1.0, abs(one), abs(other))
