@@ -134,10 +134,9 @@ class FairTree:
         band.tenants.place(tenant, tenant.v, tenant.users.reach_min_tokens if tenant.may_run else None)
         self.pool.place(band, band.v, band.tenants.reach_min_tokens)
 
-    def correct_band(self, name: str, band_v: float) -> None:
+    def correct_band(self, band: Band | None, band_v: float) -> None:
         """Correct the clock of a band whose leg is of a tenant that has left it; the band may be gone."""
-        band = self.bands.get(name)
-        if band is not None:
+        if band is not None and self.bands.get(band.node_id) is band:
             self.pool.place(band, band.v + band_v, band.tenants.reach_min_tokens)
 
     # Tenants and bands
@@ -170,6 +169,8 @@ class FairTree:
             del before.tenants_known[tenant.spec.tenant_id]
             after.tenants_known[spec.tenant_id] = tenant
             tenant.band = after
+            for held in tenant.granted.values():
+                held.has_left_band = True
             # Clocks of two bands have nothing in common: whatever it had there, here it has had nothing.
             after.tenants.place(tenant, 0.0, None)
         after.tenants.reweigh(tenant, spec.weight)

@@ -106,7 +106,7 @@ class Legs:
         worker.filled_blocks = self.presence.filled_blocks(ticket.worker_id)
         self.placement.heads.map_version += 1
         self.placement.heads.presumed(tenant, queued, worker)
-        self.move(user, now_ns, charge, ticket)
+        self.move(user, now_ns, charge, held)
         return Granted(ticket, decision)
 
     def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
@@ -119,7 +119,7 @@ class Legs:
             held.booked += over
             self.outstanding.book(tenant, over)
             self.outstanding.dispatched(tenant, over)
-            self.move(held.user, now_ns, over, held.ticket)
+            self.move(held.user, now_ns, over, held)
 
     def end(
         self,
@@ -157,7 +157,7 @@ class Legs:
         else:
             used_tokens = believed.tokens if believed is not None else None
             self.limits.end(ticket.tenant_id, ticket.request_id, used_tokens, now_ns)
-        self.move(held.user, now_ns, attained - held.booked, ticket)
+        self.move(held.user, now_ns, attained - held.booked, held)
         worker = self.rooms.workers.get(ticket.worker_id)
         keys = held.queued.request.block_keys
         effects.append(
@@ -178,7 +178,7 @@ class Legs:
         tenant = self.outstanding.tenants[ticket.tenant_id]
         self.limits.adopt(ticket, now_ns)
         self.outstanding.dispatched(tenant, ticket.charge)
-        self.move(held.user, now_ns, ticket.charge, ticket)
+        self.move(held.user, now_ns, ticket.charge, held)
         return held
 
     def take_over(
@@ -204,6 +204,8 @@ class Legs:
         queued.user = tenant.user(ticket.user)
         held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns)
         held.booked = booked
+        if ticket.band != tenant.band.node_id:
+            held.has_left_band, held.band = True, self.fair.bands.get(ticket.band)
         worker = self.rooms.workers.get(ticket.worker_id)
         if worker is not None and worker.spec.epoch == ticket.epoch:
             self.attach(held, worker)
@@ -244,7 +246,7 @@ class Legs:
         self.rooms.judge(worker, now_ns)
         return tuple(over)
 
-    def move(self, user: User, now_ns: int, cost: float = 0.0, ticket: Ticket | None = None) -> None:
+    def move(self, user: User, now_ns: int, cost: float = 0.0, held: OpenTicket | None = None) -> None:
         """Book a cost of a leg on its clocks, and put user, tenant and band where queue and limits now belong."""
         tenant = user.tenant
         reach_tokens: int | None = None
@@ -252,14 +254,16 @@ class Legs:
             heads = user.heads(self.config.requests_considered_max)
             reach_tokens = min([queued.tokens_total for queued in heads])
         was_in_a = tenant.in_a
-        if ticket is None or not cost:
+        if held is None or not cost:
             self.fair.book(user, reach_tokens)
-        elif ticket.band == tenant.band.node_id:
-            band_v = cost / ticket.band_weight
-            self.fair.book(user, reach_tokens, cost / ticket.user_weight, cost / ticket.weight, band_v)
         else:
-            self.fair.book(user, reach_tokens, cost / ticket.user_weight)
-            self.fair.correct_band(ticket.band, cost / ticket.band_weight)
+            ticket = held.ticket
+            band_v, user_v = cost / ticket.band_weight, cost / ticket.user_weight
+            if not held.has_left_band:
+                self.fair.book(user, reach_tokens, user_v, cost / ticket.weight, band_v)
+            else:
+                self.fair.book(user, reach_tokens, user_v)
+                self.fair.correct_band(held.band, band_v)
         self.noted(tenant, was_in_a, now_ns)
 
     def noted(self, tenant: Tenant, was_in_a: bool, now_ns: int) -> None:
@@ -281,6 +285,8 @@ class Legs:
         self.book.open(held)
         tenant = user.tenant
         user.tickets_open += 1
+        if not held.has_left_band:
+            held.band = tenant.band
         tenant.granted[held.ticket.request_id] = held
         self.outstanding.book(tenant, held.booked)
         if worker is not None:

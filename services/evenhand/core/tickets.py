@@ -20,16 +20,18 @@ from typing import NamedTuple
 from evenhand.core.facts import CostWeights, Decision, LegOutcome, Ticket, Usage
 from evenhand.core.ids import Epoch, RequestId, Seq, TenantId, TicketId
 from evenhand.core.queued import Queued
-from evenhand.core.tenant import User
+from evenhand.core.tenant import Band, User
 
 
 class OpenTicket:
     """A ticket while it is held, with what is reserved and booked for it."""
 
     __slots__ = (
+        "band",
         "booked",
         "decision",
         "expires_at_ns",
+        "has_left_band",
         "kv_blocks",
         "map_cached_blocks",
         "map_position",
@@ -47,6 +49,11 @@ class OpenTicket:
         self.expires_at_ns = expires_at_ns
         self.booked = ticket.charge
         """Cost on the tenant's clock for this leg so far: the charge and what usage added."""
+        self.band: Band | None = None
+        """The band whose clock it is booked on; None: it is gone."""
+        self.has_left_band = False
+        """Its tenant has changed its band since: the clock that it was charged on there is no more, whether or
+        not the tenant has come back."""
         self.decision: Decision | None = None
         self.prefill_start_ns = 0
         self.prefill_end_ns = 0
