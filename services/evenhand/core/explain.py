@@ -68,6 +68,7 @@ class Explainer:
             fairness_overrode_affinity=choice.declined or warmer_full or wish is not None,
             levels=levels,
             affinity=wish,
+            guaranteed=choice.guaranteed,
         )
 
     def _levels(self, choice: Choice) -> tuple[LevelChoice, LevelChoice, LevelChoice]:
@@ -147,6 +148,8 @@ class Explainer:
         return tuple([_candidate(queued, worker, -score, now_ns) for score, _, worker in best])
 
     def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
+        if choice.guaranteed:
+            return ChoiceReason.GUARANTEE
         heads = choice.user.heads(self._config.requests_considered_max)
         if heads[0].overtaken >= self._config.overtakes_max:
             return ChoiceReason.OVERTAKE_CAP

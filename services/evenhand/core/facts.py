@@ -250,6 +250,8 @@ class ChoiceReason(Enum):
     """Fairness overrode affinity: the most-behind tenant took the place, or a warmer worker was full."""
     OVERTAKE_CAP = "overtake_cap"
     """The tenant's head had been overtaken as often as allowed."""
+    GUARANTEE = "guarantee"
+    """Outside the window, by the tenant's guaranteed share."""
     ADOPTED = "adopted"
     """Granted by an earlier term of the scheduler; the reasons are in that term's records."""
 

@@ -79,6 +79,26 @@ class Fronts:
                 self.add_users(tenant, worker, front.users)
         return front
 
+    def of_tenant(self, tenant: Tenant, worker: Worker) -> Front | None:
+        """The users of one tenant alone, inside the windows of each other; None: it does not reach the worker."""
+        if tenant.reach_tokens > worker.capacity_tokens:
+            return None
+        front = Front()
+        front.tenants_count = 1
+        self.add_users(tenant, worker, front.users)
+        return front
+
+    def is_inside(self, user: User, worker: Worker) -> bool:
+        """Do the tenant and its band of a chosen user lie inside the windows of their siblings at a worker?"""
+        fair, rate, tenant, band = self._fair, self._cost_rate.per_s, user.tenant, user.tenant.band
+        bands_lo, tenants_lo = fair.pool.lo(worker), band.tenants.lo(worker)
+        return (
+            bands_lo is not None
+            and tenants_lo is not None
+            and band.v <= bands_lo + fair.window_of_bands(rate)
+            and tenant.v <= tenants_lo + fair.window_of_tenants(band, rate)
+        )
+
     def add_users(self, tenant: Tenant, worker: Worker, users: list[User]) -> None:
         """Add the users of a tenant that may be served at a worker, the most behind first."""
         node = tenant.users

@@ -10,6 +10,8 @@ clock, the tenant's outstanding cost, and presumed presence. Nothing else reserv
     end:     v += (attained − booked)/φ     once; attained is 0 where the worker was lost
     adopt:   v += charge/φ                  a valid ticket that the clocks restored here do not know
 
+A leg that a guarantee gave a place outside the window is booked to the guarantee ledger instead, whole.
+
 Each moves three clocks at once: the user's, the tenant's and the band's, each by its own φ, the weight at
 dispatch, frozen in the ticket. The move of the clocks and the new places in A are one change (``FairTree.book``).
 A tenant that has changed its band since left the clock behind on which the leg was charged: corrections still
@@ -22,6 +24,7 @@ from evenhand.core.estimator import NS_PER_MS, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
 from evenhand.core.fair_tree import FairTree
+from evenhand.core.guarantees import Guarantees
 from evenhand.core.ids import TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.limits import Limits
@@ -54,6 +57,7 @@ class Legs:
     cost_rate: CostRate
     estimator: OutputEstimator
     book: TicketBook
+    guarantees: Guarantees
     limits: Limits = field(default_factory=Limits)
     granted_count: int = 0
     """Grants of this term; part of every ticket id."""
@@ -89,10 +93,12 @@ class Legs:
             band_weight=tenant.band.weight,
             user=user.node_id,
             user_weight=user.weight,
+            guaranteed=choice.guaranteed,
         )
         kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
         held.decision = decision
+        held.guarantee_rate = self.guarantees.charge(tenant, charge, now_ns)
         self._note_map(held, worker)
         self._overtake(user, queued)
         tenant.remove(request.request_id)
@@ -119,6 +125,7 @@ class Legs:
             held.booked += over
             self.outstanding.book(tenant, over)
             self.outstanding.dispatched(tenant, over)
+            self.guarantees.correct(tenant, over, held.guarantee_rate)
             self.move(held.user, now_ns, over, held)
 
     def end(
@@ -141,6 +148,7 @@ class Legs:
         self._let_go(held, outcome, believed, now_ns, effects)
         self.outstanding.release(tenant, held.booked, len(self.book))
         self.outstanding.dispatched(tenant, attained - held.booked)
+        self.guarantees.correct(tenant, attained - held.booked, held.guarantee_rate)
         if outcome is not LegOutcome.WORKER_LOST:
             self.cost_rate.add(attained, now_ns)
         if not len(self.book):
@@ -178,6 +186,7 @@ class Legs:
         tenant = self.outstanding.tenants[ticket.tenant_id]
         self.limits.adopt(ticket, now_ns)
         self.outstanding.dispatched(tenant, ticket.charge)
+        held.guarantee_rate = self.guarantees.charge(tenant, ticket.charge, now_ns)
         self.move(held.user, now_ns, ticket.charge, held)
         return held
 
@@ -256,6 +265,9 @@ class Legs:
         was_in_a = tenant.in_a
         if held is None or not cost:
             self.fair.book(user, reach_tokens)
+        elif held.ticket.guaranteed:
+            tenant.cost_guaranteed += cost
+            self.fair.book(user, reach_tokens)
         else:
             ticket = held.ticket
             band_v, user_v = cost / ticket.band_weight, cost / ticket.user_weight
@@ -273,6 +285,7 @@ class Legs:
                 self.outstanding.left(tenant, now_ns)
             else:
                 self.outstanding.entered(tenant, now_ns)
+            self.guarantees.note(tenant)
         self.outstanding.note(tenant)
 
     # Within

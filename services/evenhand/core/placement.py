@@ -17,6 +17,8 @@ only headroom holds back keeps nothing: the headroom is there for others than it
 What this does not do: it changes no clock, reserves nothing, and never looks at a request beyond the first H.
 """
 
+from collections.abc import Sequence
+
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree, path_v
@@ -35,7 +37,17 @@ from evenhand.core.worker import Worker
 class Choice:
     """A pair that may be dispatched now, and what it was weighed against."""
 
-    __slots__ = ("cached_tokens", "candidates", "declined", "front", "queued", "score", "user", "worker")
+    __slots__ = (
+        "cached_tokens",
+        "candidates",
+        "declined",
+        "front",
+        "guaranteed",
+        "queued",
+        "score",
+        "user",
+        "worker",
+    )
 
     def __init__(self, user: User, queued: Queued, worker: Worker, cached_tokens: int, score: float) -> None:
         self.user = user
@@ -45,6 +57,8 @@ class Choice:
         self.score = score
         self.declined = False
         """Only chosen because every pair was declined."""
+        self.guaranteed = False
+        """A guarantee gives it this place, outside the window."""
         self.front: Front | None = None
         self.candidates: list[User] = []
         """C_w as it was looked at."""
@@ -76,12 +90,15 @@ class Placement:
         self.kept: tuple[User, Worker] | None = None
         """The worker kept for the most-behind user."""
 
-    def choose(self, now_ns: int) -> Choice | None:
-        """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere."""
+    def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
+        """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere.
+
+        With ``only``, the best pair of one tenant, wherever its clock and its band's stand.
+        """
         # Each further pass has looked one more request up afresh, so the passes end.
         while True:
             self._keep(now_ns)
-            choice = self._best(now_ns)
+            choice = self._best(now_ns, only)
             if choice is None or choice.queued.map_version == self.heads.map_version:
                 return choice
             if not self.heads.look_up(choice.queued):
@@ -90,9 +107,18 @@ class Placement:
 
     # What is considered
 
-    def _front(self, worker: Worker, now_ns: int) -> Front | None:
+    def choose_guaranteed(self, tenants: Sequence[Tenant], now_ns: int) -> Choice | None:
+        """The best pair of the first of these tenants that has one; inside the window it is an ordinary one."""
+        for tenant in tenants:
+            choice = self.choose(now_ns, tenant)
+            if choice is not None:
+                choice.guaranteed = not self.fronts.is_inside(choice.user, choice.worker)
+                return choice
+        return None
+
+    def _front(self, worker: Worker, now_ns: int, only: Tenant | None) -> Front | None:
         """The candidates of a worker, their look-ups not older than allowed; None: A_w is empty."""
-        front = self.fronts.of(worker)
+        front = self.fronts.of(worker) if only is None else self.fronts.of_tenant(only, worker)
         if front is not None:
             self.heads.refresh_due(front.users, now_ns)
         return front
@@ -112,7 +138,7 @@ class Placement:
 
     # What is best
 
-    def _best(self, now_ns: int) -> Choice | None:
+    def _best(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
         best: Choice | None = None
         fallback: Choice | None = None
         cold: dict[User, Choice | None] = {}
@@ -120,7 +146,7 @@ class Placement:
         shared = None
         for worker in self._rooms.open.values():
             if shared is None or not self._fair.all_universal:
-                shared = self._front(worker, now_ns)
+                shared = self._front(worker, now_ns, only)
                 if shared is None:
                     continue
             spec, worker_id, used = worker.spec, worker.spec.worker_id, len(worker.tickets)

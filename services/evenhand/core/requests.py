@@ -302,6 +302,7 @@ class Requests:
         if tenant.forgotten and not tenant.granted and not tenant.queue:
             del self._legs.outstanding.tenants[tenant.spec.tenant_id]
             self._legs.fair.drop(tenant)
+            self._legs.guarantees.change(tenant, 0.0)
             self._legs.estimator.forget(tenant.spec.tenant_id)
             self._legs.limits.forget(tenant.spec.tenant_id)
 

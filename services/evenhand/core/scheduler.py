@@ -25,6 +25,7 @@ from evenhand.core.facts import (
 )
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.fleet import Fleet
+from evenhand.core.guarantees import Guarantees
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
@@ -59,6 +60,9 @@ PRESENCE_EXPIRY_NS = NS_PER_S
 """How often assumed keys whose time is over are dropped."""
 
 
+NEVER_NS = 1 << 63
+
+
 class PoolScheduler:
     """Decides for one pool. Not safe for two writers; give every call a ``now_ns`` not before the last."""
 
@@ -80,11 +84,14 @@ class PoolScheduler:
             cost_rate=cost_rate,
             estimator=OutputEstimator(config.output_estimate_default_tokens, config.output_estimator),
             book=TicketBook(config.outcomes_remembered_max),
+            guarantees=Guarantees(config, cost_rate),
         )
         self._requests = Requests(self._legs)
         self._fleet = Fleet(self._legs, self._requests)
         self._presence_expiry_at_ns = 0
         self._wake_at_ns = 0
+        self._guarantee_at_ns = NEVER_NS
+        """When a guarantee next falls due that a worker with room may serve."""
 
     def step(self, input: Input, now_ns: int) -> tuple[Effect, ...]:
         """Take one input in; return what the shell must do, in that order."""
@@ -168,7 +175,8 @@ class PoolScheduler:
         self._legs.limits.change(spec, now_ns)
         tenant = self._legs.outstanding.tenants.get(spec.tenant_id)
         if tenant is None:
-            self._legs.outstanding.tenants[spec.tenant_id] = self._legs.fair.add(spec)
+            tenant = self._legs.outstanding.tenants[spec.tenant_id] = self._legs.fair.add(spec)
+            self._legs.guarantees.change(tenant, spec.guaranteed_share)
             return
         if tenant.in_a:
             self._legs.outstanding.left(tenant, now_ns)
@@ -179,6 +187,7 @@ class PoolScheduler:
         if tenant.in_a:
             self._legs.outstanding.entered(tenant, now_ns)
         self._legs.outstanding.note(tenant)
+        self._legs.guarantees.change(tenant, spec.guaranteed_share)
 
     def _tenant_forgotten(self, tenant_id: TenantId, now_ns: int, effects: list[Effect]) -> None:
         tenant = self._legs.outstanding.tenants.get(tenant_id)
@@ -215,15 +224,20 @@ class PoolScheduler:
         Where neither clocks, queues nor rooms have changed since the last look, there is nothing to find. What a
         changed map alone makes fit is found at the next change or ``Tick``.
         """
-        if not (self._legs.fair.stirred or self._legs.rooms.stirred):
+        if not (self._legs.fair.stirred or self._legs.rooms.stirred or now_ns >= self._guarantee_at_ns):
             return
         while self._requests.queued_total and self._legs.rooms.open:
-            choice = self._legs.placement.choose(now_ns)
+            due = self._legs.guarantees.due(now_ns)
+            choice = self._legs.placement.choose_guaranteed(due, now_ns) if due else None
+            if choice is None:
+                choice = self._legs.placement.choose(now_ns)
             if choice is None:
                 break
             effects.append(self._legs.open(choice, now_ns))
             self._requests.queued_total -= 1
         self._legs.fair.stirred = self._legs.rooms.stirred = False
+        next_due_ns = self._legs.guarantees.next_due_ns(now_ns) if self._legs.rooms.open else None
+        self._guarantee_at_ns = next_due_ns if next_due_ns is not None else NEVER_NS
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:
         """Say when time alone next brings something about, where that is sooner than was said before."""
@@ -231,6 +245,8 @@ class PoolScheduler:
         expiry_ns = self._legs.book.next_expiry_ns()
         if expiry_ns is not None and (at_ns is None or expiry_ns < at_ns):
             at_ns = expiry_ns
+        if self._guarantee_at_ns < NEVER_NS and (at_ns is None or self._guarantee_at_ns < at_ns):
+            at_ns = self._guarantee_at_ns
         deadline_ns = self._requests.next_deadline_ns
         if deadline_ns is not None and (at_ns is None or deadline_ns < at_ns):
             at_ns = deadline_ns

@@ -29,6 +29,11 @@ class TenantStatus:
     """φ/Σφ(A) of what the pool dispatched while the tenant was in A."""
     backlogged_s: float
     band: str = "default"
+    guaranteed_share: float = 0.0
+    cost_guaranteed: float = 0.0
+    """The part of ``cost_got`` that its guarantee gave it outside the window, and that is on no clock."""
+    guarantee_behind_ms: float = 0.0
+    """How long ago its tag was due; below 0: it is ahead of its guarantee."""
     users: int = 0
     """Users that are remembered: those with something open, and those at rest that are ahead."""
 
@@ -136,6 +141,9 @@ def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
         cost_due=legs.outstanding.due(tenant),
         backlogged_s=backlogged_ns / NS_PER_S,
         band=tenant.band.node_id,
+        guaranteed_share=tenant.spec.guaranteed_share,
+        cost_guaranteed=tenant.cost_guaranteed,
+        guarantee_behind_ms=(now_ns - tenant.guarantee_tag_ns) / NS_PER_MS if tenant.guaranteed_units else 0.0,
         users=len(tenant.users_known),
     )
 

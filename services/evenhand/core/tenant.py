@@ -123,8 +123,12 @@ class Tenant(FairChild):
         "cost_due",
         "cost_due_mark",
         "cost_got",
+        "cost_guaranteed",
         "forgotten",
         "granted",
+        "guarantee_tag_ns",
+        "guarantee_waits",
+        "guaranteed_units",
         "is_active",
         "outstanding",
         "queue",
@@ -157,6 +161,12 @@ class Tenant(FairChild):
         self.service = ServiceRate()
         self.forgotten = False
         self.cost_got = 0.0
+        self.cost_guaranteed = 0.0
+        """The part of ``cost_got`` that is booked to the guarantee ledger."""
+        self.guaranteed_units = 0
+        self.guarantee_tag_ns = 0.0
+        self.guarantee_waits = False
+        """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
         self.cost_due = 0.0
         self.cost_due_mark = 0.0
         self.backlogged_ns = 0

@@ -31,6 +31,7 @@ class OpenTicket:
         "booked",
         "decision",
         "expires_at_ns",
+        "guarantee_rate",
         "has_left_band",
         "kv_blocks",
         "map_cached_blocks",
@@ -55,6 +56,8 @@ class OpenTicket:
         """Its tenant has changed its band since: the clock that it was charged on there is no more, whether or
         not the tenant has come back."""
         self.decision: Decision | None = None
+        self.guarantee_rate = 0.0
+        """Rate by which it moved its tenant's guarantee tag; 0: it did not."""
         self.prefill_start_ns = 0
         self.prefill_end_ns = 0
         self.prefill_pending_tokens = 0.0
