@@ -119,12 +119,14 @@ class FairQueue(Generic[Child]):
 
     @property
     def virtual_time_min(self) -> float:
-        """The least V_w of the members: whoever enters A is lifted at least to it."""
-        workers = self._members.workers
-        if not workers:
-            return 0.0
-        least = min(self._own.values(), default=self._floor)
-        return least if len(self._own) == len(workers) else min(least, self._floor)
+        """The least V_w of members and of those that may come back: who enters A is lifted at least to it."""
+        members = self._members
+        least = [*self._own.values(), *self._away.values()]
+        if len(self._own) < len(members.workers):
+            least.append(self._floor)
+        if any(worker_id not in self._away for worker_id in members.inherited):
+            least.append(self._inherited)
+        return min(least, default=0.0)
 
     def first(self) -> Child | None:
         """The most-behind child of A."""
@@ -216,7 +218,7 @@ class FairQueue(Generic[Child]):
     def member_left(self, worker_id: WorkerId) -> None:
         """A worker counts no more; should it come back, it has the V_w it had."""
         virtual_time = self._own.pop(worker_id, self._floor)
-        if virtual_time > 0.0:
+        if virtual_time > 0.0 or self._floor > 0.0:
             self._away[worker_id] = virtual_time
         self._members_changed()
 
