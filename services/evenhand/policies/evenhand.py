@@ -225,7 +225,8 @@ class Evenhand:
     # ---- the map
 
     def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
-        if fold(self.map, message).changes:
+        folded = fold(self.map, message)
+        if folded.replaced or folded.operations:
             self.step(MapChanged(message.worker_id), now_ns)
 
     def wake_at_ns(self) -> int | None:
