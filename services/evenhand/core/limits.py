@@ -188,7 +188,8 @@ class Limits:
         charge = self._charges.get((tenant_id, request_id))
         if charge is None:
             return None
-        return TokensTaken(charge.tokens, tuple(limit.name for limit in charge.limits))
+        in_force = self.of(tenant_id)
+        return TokensTaken(charge.tokens, tuple(limit.name for limit in charge.limits if limit in in_force))
 
     def levels(self, now_ns: int, granted: Container[tuple[TenantId, RequestId]]) -> tuple[LimitLevels, ...]:
         """All levels at a time. What waits ungranted counts as given back: its client will ask anew."""
@@ -205,15 +206,15 @@ class Limits:
         users_left = USERS_SAVED_MAX
         for tenant_id, limits in self._limits.items():
             for limit in limits:
-                given = waiting.get(id(limit), {})
-                full = limit.burst * UNITS
-                levels = {k: min(full, v + given.get(k, 0)) for k, v in limit.levels(now_ns).items()}
-                kept = [(level, key) for key, level in levels.items() if level < full]
+                full, rest_level, levels = limit.burst * UNITS, limit.rest_level(now_ns), limit.levels(now_ns)
+                for key, units in waiting.get(id(limit), {}).items():
+                    levels[key] = levels.get(key, rest_level) + units
+                kept = [(min(full, level), key) for key, level in levels.items() if min(level, rest_level) < full]
                 if limit.per_user:
                     if len(kept) > users_left:
                         kept = heapq.nsmallest(users_left, kept)
                     users_left -= len(kept)
-                rest = _bucket_level(WHOLE, limit.rest_level(now_ns))
+                rest = _bucket_level(WHOLE, rest_level)
                 buckets = tuple(_bucket_level(key, level) for level, key in kept)
                 saved.append(LimitLevels(tenant_id, limit.name, rest, buckets))
         return tuple(saved)

@@ -490,6 +490,17 @@ def test_a_restored_ticket_settles_against_what_it_took() -> None:
     assert nothing_open(heir)
 
 
+def test_a_restored_ticket_gives_nothing_to_a_limit_that_never_took_of_it() -> None:
+    world = pool(tokens_per_minute=60, tokens_burst=1_000)
+    early = ticket(world.submit("a", prompt=300, output=100))
+    change(world)
+    change(world, tokens_per_minute=60, tokens_burst=1_000)
+    world.submit("a", prompt=500, output=100)
+    heir = heir_of(world)
+    heir.settle(early, Usage(0, 0, 0))
+    assert left(heir) == 400
+
+
 def test_what_waited_is_charged_anew_when_its_client_asks_again() -> None:
     world = pool(slots=1, tokens_per_minute=60, tokens_burst=1_000, requests_per_minute=60, requests_burst=5)
     world.submit("a", prompt=100, output=100)
