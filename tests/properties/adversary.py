@@ -31,6 +31,7 @@ from evenhand.core.kv import KvBatch, Removed, Stored
 from evenhand.core.presence import Presence
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import (
+    BandsChanged,
     Cancel,
     Effect,
     Granted,
@@ -82,6 +83,12 @@ class Unkindness:
     client_estimates: bool = True
     restarts: bool = False
     """The scheduler is replaced by a successor that has only its checkpoint."""
+    bands: bool = False
+    """Several bands, tenants that move between them, bands that come and go and weigh otherwise."""
+    users: bool = False
+    """Tenants with several users of different weights."""
+    guarantees: bool = False
+    """Tenants that are guaranteed a part of the pool, more than there is at times."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -98,6 +105,9 @@ FEATURES = (
     "scaled_window",
     "tight_kv",
     "restarts",
+    "bands",
+    "users",
+    "guarantees",
 )
 """What a seed turns on or off by itself."""
 
@@ -141,9 +151,13 @@ class Adversary:
             worker_stale_after_ms=1 << 30,
             worker_lost_after_ms=1 << 31,
             matches_refresh_ms=0,
+            guarantee_burst_ms=rng.choice([0.0, 100.0, 1_000.0]),
+            users_considered_max=rng.choice([1, 2, 4]),
+            bands=(("default", 1.0), ("high", 4.0), ("low", 0.5)) if unkindness.bands else (("default", 1.0),),
             output_estimate_default_tokens=rng.choice([1, 64, 400]),
             output_estimator=rng.choice(list(OutputEstimatorKind)),
         )
+        self.bands = dict(self.config.bands)
         self.map = CacheMap()
         self.presence = Presence(self.map)
         self.scheduler = PoolScheduler(self.config, self.presence)
@@ -164,7 +178,10 @@ class Adversary:
         rng = self.rng
         for index in range(rng.randrange(2, self.unkind.tenants_max + 1)):
             tenant_id = TenantId(f"t{index}")
-            self._tenant(TenantSpec(tenant_id, weight=rng.choice([0.25, 1.0, 1.0, 3.0])))
+            weight, band = rng.choice([0.25, 1.0, 1.0, 3.0]), rng.choice(list(self.bands))
+            guaranteed = rng.choice([0.0, 0.0, 0.1, 0.5]) if self.unkind.guarantees else 0.0
+            spec = TenantSpec(tenant_id, weight, band=band, guaranteed_share=guaranteed)
+            self._tenant(replace(spec, user_weights=self._user_weights()))
             self.on[tenant_id] = True
         self.ids = list(self.on)
         for index in range(rng.randrange(1, self.unkind.workers_max + 1)):
@@ -202,7 +219,12 @@ class Adversary:
             self._cancel()
         elif roll < 0.95 and unkind.weight_changes:
             spec = rng.choice(list(self.tenants.values()))
-            self._tenant(replace(spec, weight=rng.choice([0.25, 1.0, 3.0])))
+            weight = rng.choice([0.25, 1.0, 3.0])
+            guaranteed = rng.choice([0.0, 0.3]) if unkind.guarantees else 0.0
+            spec = replace(spec, weight=weight, guaranteed_share=guaranteed)
+            self._tenant(replace(spec, user_weights=self._user_weights()))
+        elif roll < 0.957 and unkind.bands:
+            self._change_bands()
         elif roll < 0.965 and unkind.limits:
             spec = rng.choice(list(self.tenants.values()))
             state = rng.choice([TenantState.ACTIVE, TenantState.ACTIVE, TenantState.SUSPENDED])
@@ -238,6 +260,7 @@ class Adversary:
             output,
             expected,
             deadline_ns=self.now_ns + rng.choice([1, 50, 500]) * MS if self._sometimes("deadlines", 0.3) else None,
+            user=rng.choice(["", "u0", "u1", "u2"]) if self.unkind.users else "",
             size_bytes=8 * len(keys),
             excluded_workers=tuple(rng.sample(list(self.workers), 1)) if rng.random() < 0.05 else (),
         )
@@ -245,6 +268,26 @@ class Adversary:
 
     def _sometimes(self, feature: str, probability: float) -> bool:
         return bool(getattr(self.unkind, feature)) and self.rng.random() < probability
+
+    def _user_weights(self) -> tuple[tuple[str, float], ...]:
+        if not self.unkind.users:
+            return ()
+        return tuple((user, self.rng.choice([0.5, 2.0])) for user in ("u0", "u1") if self.rng.random() < 0.5)
+
+    def _change_bands(self) -> None:
+        """A tenant moves, a band weighs otherwise, comes or goes."""
+        rng, roll = self.rng, self.rng.random()
+        if roll < 0.5:
+            spec = rng.choice(list(self.tenants.values()))
+            self._tenant(replace(spec, band=rng.choice(list(self.bands))))
+            return
+        used = {spec.band for spec in self.tenants.values()}
+        name = rng.choice(["default", "high", "low", "other"])
+        if name in self.bands and name not in used and len(self.bands) > 1 and roll < 0.75:
+            del self.bands[name]
+        else:
+            self.bands[name] = rng.choice([0.5, 1.0, 4.0])
+        self._step(BandsChanged(tuple(self.bands.items())))
 
     def _retry(self) -> None:
         waiting = [w.request for book in self.oracle.books.values() for w in book.admitted.values()]
@@ -268,7 +311,7 @@ class Adversary:
     def _cancel(self) -> None:
         rng = self.rng
         asked = [(t.tenant_id, t.request_id) for t in self.running.values()]
-        asked += [(t, w.request.request_id) for t, book in self.oracle.books.items() for w in book.queue]
+        asked += [(t, r) for t, book in self.oracle.books.items() for r in book.admitted if r not in book.legs]
         if asked:
             tenant_id, request_id = rng.choice(asked)
             usage = rng.choice([None, Usage(), Usage(40, 0, 3)])
@@ -320,10 +363,11 @@ class Adversary:
         self._step(WorkerJoined(spec))
 
     def _restart(self) -> None:
-        checkpoint = self.scheduler.checkpoint()
+        checkpoint = self.scheduler.checkpoint(self.now_ns)
         self.presence = Presence(self.map)
         self.wake_at_ns = None
-        self.scheduler = PoolScheduler(self.config, self.presence, checkpoint.term + 1)
+        config = replace(self.config, bands=tuple(self.bands.items()))
+        self.scheduler = PoolScheduler(config, self.presence, checkpoint.term + 1)
         self.scheduler.restore(checkpoint, self.now_ns)
         self.oracle.restarted(self.scheduler, self.presence)
         for spec in self.workers.values():

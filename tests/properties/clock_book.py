@@ -250,21 +250,29 @@ class Siblings:
             span.stretches = []
             node.attained += span.booked
 
+    def charged(self, node: Node, by: float) -> None:
+        """A node is booked what no leg used; ``placed`` follows. Its clock may stand so much higher."""
+        anchor = node.anchor
+        node.anchor = anchor._replace(charge=anchor.charge + by)
+        node.anchored.append(node.anchor)
+        node.attained += by
+
     def placed(self, node: Node, by: float, in_a: bool, reach: int) -> None:
         """A node's clock is booked ``by``, and it stands where its queue and its limits put it."""
-        node.v += by
-        node.base += by
-        node.service += by
+        if by:
+            node.v += by
+            node.base += by
+            node.service += by
         if in_a != node.in_a or reach != node.reach:
             self.refresh([(node, in_a, reach)])
-        else:
+        elif by:
             self._raise()
-        if by:
+        if by and len(self.nodes) > 1:
             self._compare(node, by)
 
     def refresh(self, changes: Iterable[tuple[Node, bool, int]]) -> None:
         """The three steps, after a change of places; changes of clocks are booked already."""
-        before = {node.index: node.reach for node in self.nodes}
+        before = [node.reach for node in self.nodes]
         entered: list[Node] = []
         for node, in_a, reach in changes:
             if in_a and not node.in_a:
@@ -335,6 +343,12 @@ class Siblings:
     def _raise(self) -> None:
         if not self.exact:
             return
+        if len(self.nodes) == 1:
+            node = self.nodes[0]
+            for bit in bits(node.reach):
+                if node.v > self.virtual_times.get(bit, 0.0):
+                    self.virtual_times[bit] = node.v
+            return
         least: dict[int, float] = {}
         for node in self.nodes:
             reach = node.reach
@@ -374,7 +388,7 @@ class Siblings:
 
     def _see(self, node: Node) -> None:
         """P2 in both directions, where a node has newly come or was lifted."""
-        if not node.in_a:
+        if not node.in_a or len(self.nodes) == 1:
             return
         if node.stretch is None:
             node.stretch = Stretch(node, self.moment.now, self.nodes)
@@ -435,6 +449,8 @@ class Siblings:
 
     def judge(self) -> None:
         """P2, P3 and P4, with what estimates got wrong."""
+        if not (self.judged or self.excesses or self.drifts):
+            return
         sums = {node.index: Sums(node) for node in self.nodes}
         for i, j, at, gap, anchor, entered in self.judged:
             bound = anchor.window + anchor.charge

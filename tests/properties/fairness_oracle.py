@@ -9,9 +9,10 @@ The shell around it must send ``Tick`` whenever the scheduler has asked to be wo
 what an input brings about and what time brings about are never in one step.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from tests.properties.clock_book import SLACK, Moment, Node, Siblings, Span, at_most, demand
+from tests.properties.clock_book import SLACK, Moment, Node, Siblings, Span, at_most, bits, demand
 from tests.properties.idleness import Idleness, could_run
 
 from evenhand.core.facts import (
@@ -27,12 +28,15 @@ from evenhand.core.facts import (
     WorkerRole,
     WorkerSpec,
 )
+from evenhand.core.fair_queue import FairChild
 from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
 from evenhand.core.presence import Presence
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import (
+    BandsChanged,
     Effect,
     Granted,
+    IdleCharged,
     Input,
     LegEnded,
     MapChanged,
@@ -46,6 +50,7 @@ from evenhand.core.steps import (
     WorkerHeard,
     WorkerJoined,
 )
+from evenhand.core.tenant import Tenant, User
 
 
 class Waiting:
@@ -83,26 +88,86 @@ class Place:
 class Leg:
     ticket: Ticket
     waiting: Waiting
+    line: "Line"
     booked: float
-    """Cost on the clocks now."""
+    """Cost on the clocks, or on the guarantee, now."""
     kv_blocks: int
-    spans: list[tuple[Node, Span]]
+    spans: tuple[tuple[Node, Span], ...]
+    """On the clocks of its band, its tenant and its user; none where a guarantee pays."""
+    guarantee_rate: float
+    """By which it moves its tenant's tag; 0: it does not."""
     ended: bool = False
 
 
-@dataclass(slots=True)
+class Band:
+    """A band, and the tenants side by side in it."""
+
+    __slots__ = ("node", "tenants")
+
+    def __init__(self, name: str, weight: float, bands: Siblings) -> None:
+        self.node = Node(name, weight, bands)
+        self.tenants = Siblings(bands.moment, bands.exact, members=bands.members)
+
+
+class Line:
+    """One user of a tenant, and what of it waits."""
+
+    __slots__ = ("book", "legs_open", "name", "node", "queue")
+
+    def __init__(self, name: str, weight: float, book: "Book") -> None:
+        self.name = name
+        self.book = book
+        self.node = Node(name, weight, book.users)
+        self.queue: list[Waiting] = []
+        self.legs_open = 0
+
+
 class Book:
     """One tenant, as the oracle knows it."""
 
-    spec: TenantSpec
-    node: Node
-    queue: list[Waiting] = field(default_factory=list)
-    admitted: dict[RequestId, Waiting] = field(default_factory=dict)
-    """Without an outcome yet."""
-    legs: dict[RequestId, Leg] = field(default_factory=dict)
-    """Open ones."""
-    outstanding: float = 0.0
-    true_cost: float = 0.0
+    __slots__ = (
+        "admitted",
+        "band",
+        "guaranteed_cost",
+        "legs",
+        "lines",
+        "node",
+        "outstanding",
+        "spec",
+        "tag_ns",
+        "true_cost",
+        "users",
+        "waiting_count",
+    )
+
+    def __init__(self, spec: TenantSpec, band: Band) -> None:
+        self.spec = spec
+        self.band = band
+        self.node = Node(spec.tenant_id, spec.weight, band.tenants)
+        self.users = Siblings(band.tenants.moment, band.tenants.exact, members=band.tenants.members)
+        self.lines: dict[str, Line] = {}
+        self.waiting_count = 0
+        self.admitted: dict[RequestId, Waiting] = {}
+        """Without an outcome yet."""
+        self.legs: dict[RequestId, Leg] = {}
+        """Open ones."""
+        self.outstanding = self.true_cost = self.guaranteed_cost = 0.0
+        self.tag_ns = 0.0
+        """Time up to which what it got has paid its guarantee."""
+
+    def line(self, name: str) -> Line:
+        line = self.lines.get(name)
+        if line is None:
+            line = self.lines[name] = Line(name, dict(self.spec.user_weights).get(name, 1.0), self)
+        return line
+
+    @property
+    def may_run(self) -> bool:
+        """Something waits, and the tenant is inside its own limits."""
+        limit = self.spec.concurrency_max
+        if not self.waiting_count or self.spec.state is TenantState.SUSPENDED:
+            return False
+        return limit == 0 or len(self.legs) < limit
 
 
 class Oracle:
@@ -115,28 +180,43 @@ class Oracle:
         self.cost: CostWeights = CostWeights()
         self.exact = exact
         self.moment = Moment()
-        self.tenants = Siblings(self.moment, exact)
+        self.pool = Siblings(self.moment, exact)
+        self.members = 0
+        self.bands = {name: Band(name, weight, self.pool) for name, weight in config.bands}
         self.books: dict[TenantId, Book] = {}
+        self.old_bands: list[Siblings] = []
         self.places: dict[WorkerId, Place] = {}
         self.legs: dict[TicketId, Leg] = {}
-        self.age = 0
+        self.age = self.now_ns = 0
         self.stirred = False
         """The step changed a clock, the first H of a queue or room: what fits has been looked for."""
         self.admitted = self.finished = self.grants = 0
         self._reaches: dict[int, int] = {}
         self._bit_next = 1
         self._bits_known: dict[WorkerId, int] = {}
+        self._watched: list[tuple[Node, FairChild]] | None = None
+        self._users_watched: list[tuple[Tenant, dict[str, User]]] = []
         self.attach(scheduler, presence)
 
     def attach(self, scheduler: PoolScheduler, presence: Presence) -> None:
         self.scheduler, self.presence = scheduler, presence
         self.core = scheduler._legs
+        self._watched = None
         self.idleness = Idleness(self)
+
+    def siblings(self) -> Iterator[Siblings]:
+        """All nodes' children."""
+        yield self.pool
+        for band in self.bands.values():
+            yield band.tenants
+        for book in self.books.values():
+            yield book.users
 
     # Feeding
 
     def observe(self, input: Input, effects: tuple[Effect, ...], now_ns: int) -> None:
         """Take one step in and check all that can be checked at once."""
+        self.now_ns = now_ns
         self.stirred = not isinstance(input, MapChanged | Renew | WorkerHeard | Submit)
         self._input(input, effects)
         for effect in effects:
@@ -151,6 +231,8 @@ class Oracle:
                     self._ended(effect)
                 case Refused():
                     self._refused(effect)
+                case IdleCharged():
+                    self._idle_charged(effect)
                 case _:
                     pass
         self._clocks()
@@ -170,14 +252,9 @@ class Oracle:
                         self.moment.now += 1
                         self._book(leg, over, False)
             case TenantChanged(spec):
-                self.moment.now += 1
-                book = self.books.get(spec.tenant_id)
-                if book is None:
-                    self.books[spec.tenant_id] = Book(spec, Node(spec.tenant_id, spec.weight, self.tenants))
-                else:
-                    book.spec = spec
-                    book.node.weight = spec.weight
-                    self._place(book, 0.0)
+                self._tenant_changed(spec)
+            case BandsChanged(bands):
+                self._bands_changed(bands)
             case WorkerJoined(spec):
                 self._joined(spec)
             case WorkerGone(worker_id):
@@ -191,6 +268,39 @@ class Oracle:
                     self._members_changed()
             case _:
                 pass
+
+    def _tenant_changed(self, spec: TenantSpec) -> None:
+        self.moment.now += 1
+        self._watched = None
+        book = self.books.get(spec.tenant_id)
+        if book is None:
+            self.books[spec.tenant_id] = Book(spec, self.bands[spec.band])
+            return
+        if spec.band != book.spec.band:
+            before = book.band
+            before.tenants.placed(book.node, 0.0, False, 0)
+            self._place_band(before, 0.0)
+            book.band = self.bands[spec.band]
+            book.node = Node(spec.tenant_id, spec.weight, book.band.tenants)
+        weights = dict(spec.user_weights)
+        for line in book.lines.values():
+            line.node.weight = weights.get(line.name, 1.0)
+        book.spec = spec
+        book.node.weight = spec.weight
+        self._place_tenant(book, 0.0, 0.0)
+
+    def _bands_changed(self, bands: tuple[tuple[str, float], ...]) -> None:
+        self.moment.now += 1
+        self._watched = None
+        wanted = dict(bands)
+        for name in tuple(self.bands):
+            if name not in wanted:
+                self.old_bands.append(self.bands.pop(name).tenants)
+        for name, weight in bands:
+            band = self.bands.get(name)
+            if band is None:
+                self.bands[name] = band = Band(name, weight, self.pool)
+            band.node.weight = weight
 
     def _submitted(self, request: Request, effects: tuple[Effect, ...]) -> None:
         book = self.books[request.tenant_id]
@@ -209,11 +319,15 @@ class Oracle:
         waiting = Waiting(request, self.age, self._estimate(request, effects))
         demand(1 <= waiting.estimate <= request.output_tokens_max, "estimate", f"{waiting.estimate} tokens")
         book.admitted[request.request_id] = waiting
-        book.queue.append(waiting)
-        if len(book.queue) <= self.config.requests_considered_max:
+        if request.user not in book.lines:
+            self._watched = None
+        line = book.line(request.user)
+        line.queue.append(waiting)
+        book.waiting_count += 1
+        if len(line.queue) <= self.config.requests_considered_max:
             self.stirred = True
             self.moment.now += 1
-            self._place(book, 0.0)
+            self._place(line)
 
     def _estimate(self, request: Request, effects: tuple[Effect, ...]) -> int:
         for effect in effects:
@@ -226,53 +340,94 @@ class Oracle:
         self.grants += 1
         book, place = self.books[ticket.tenant_id], self.places[ticket.worker_id]
         waiting = book.admitted.get(ticket.request_id)
-        demand(
-            waiting is not None and waiting in book.queue,
-            "P7",
-            f"{ticket.request_id} was granted, but it does not wait",
-        )
+        demand(waiting is not None, "P7", f"{ticket.request_id} was granted, but it was not admitted")
         assert waiting is not None
+        line = book.line(waiting.request.user)
+        demand(waiting in line.queue, "P7", f"{ticket.request_id} was granted, but it does not wait")
         request, cached = waiting.request, ticket.predicted_cached_tokens
         charge = self.cost.cost(request.prompt_tokens - cached, cached, ticket.output_tokens_estimated)
         demand(at_most(abs(charge - ticket.charge), 0.0), "P5", f"charged {ticket.charge}, the cost is {charge}")
-        demand(ticket.weight == book.spec.weight, "P5", "the ticket's weight is not the tenant's")
+        frozen = (ticket.band, ticket.band_weight, ticket.weight, ticket.user, ticket.user_weight)
+        path = (book.spec.band, book.band.node.weight, book.spec.weight, line.name, line.node.weight)
+        demand(frozen == path, "P5", f"the ticket says {frozen}, its path is {path}")
         demand(ticket.output_tokens_estimated == waiting.estimate, "estimate", "another one than at admission")
-        demand(bool(book.node.reach & place.bit), "A", f"{ticket.tenant_id} ran on {ticket.worker_id} outside F")
         limit = book.spec.concurrency_max
         demand(limit == 0 or len(book.legs) < limit, "A", f"{ticket.tenant_id} is beyond its own limit")
-        self._order(book, waiting, ticket)
+        self._order(line, waiting, ticket)
         kv_blocks = -(-(request.prompt_tokens - cached + waiting.estimate) // place.spec.block_size_tokens)
         self._room(book, place, kv_blocks)
-        window = self.window()
-        demand(at_most(abs(window - decision.window), 0.0), "P1", f"the window is {decision.window}, not {window}")
-        self._height(book, decision)
-        leg = Leg(ticket, waiting, 0.0, kv_blocks, [])
-        node = book.node
-        span = self.tenants.dispatched(node, place.bit, window, charge, ticket.weight, decision.lo)
-        leg.spans.append((node, span))
+        spans = self._spans(line, place, ticket, decision)
+        rate = self.guaranteed_rate(book)
+        if rate > 0.0:
+            burst_ns = self.config.guarantee_burst_ms * 1e6
+            book.tag_ns = max(book.tag_ns, self.now_ns - burst_ns) + charge / rate * 1e9
+        leg = Leg(ticket, waiting, line, charge, kv_blocks, spans, rate)
         self.legs[ticket.ticket_id] = book.legs[ticket.request_id] = leg
         place.legs[ticket.ticket_id] = leg
         place.kv_blocks += kv_blocks
-        book.queue.remove(waiting)
+        line.queue.remove(waiting)
+        line.legs_open += 1
+        book.waiting_count -= 1
         if ticket.tenant_id in place.served:
             place.served.remove(ticket.tenant_id)
         place.served.append(ticket.tenant_id)
-        leg.booked = charge
         book.outstanding += charge
-        self._place(book, charge / ticket.weight)
+        if ticket.guaranteed:
+            self._place(line)
+        else:
+            self._place(line, charge / ticket.user_weight, charge / ticket.weight, charge / ticket.band_weight)
 
-    def _height(self, book: Book, decision: Decision) -> None:
-        """The clock that the decision tells is the book's."""
-        told, node = decision.virtual_time_before, book.node
+    def _spans(
+        self, line: Line, place: Place, ticket: Ticket, decision: Decision
+    ) -> tuple[tuple[Node, Span], ...]:
+        """P1 at each level; the leg's share of each clock, unless a guarantee pays."""
+        book = line.book
+        nodes = (book.band.node, book.node, line.node)
+        for node in nodes:
+            demand(bool(node.reach & place.bit), "A", f"{node.key} ran on {ticket.worker_id} outside F")
+        spans = []
+        windows = self.windows(book)
+        for node, window, weight, level in zip(
+            nodes, windows, (ticket.band_weight, ticket.weight, ticket.user_weight), decision.levels, strict=True
+        ):
+            demand(at_most(abs(window - level.window), 0.0), "P1", f"T is told as {level.window}, it is {window}")
+            if self.exact:
+                right = at_most(abs(level.virtual_time - node.v), 0.0)
+                demand(right, "clock", f"v of {node.key} was {level.virtual_time}, by the book {node.v}")
+            elif node.newly:
+                node.siblings.follow(node, level.virtual_time)
+                node.base, node.newly = level.virtual_time, 0
+            if not ticket.guaranteed:
+                span = node.siblings.dispatched(node, place.bit, window, ticket.charge, weight, level.lo)
+                spans.append((node, span))
+        if ticket.guaranteed:
+            self._guaranteed(line, place.bit, windows)
+        return tuple(spans)
+
+    def _guaranteed(self, line: Line, worker: int, windows: tuple[float, float, float]) -> None:
+        """A guarantee gave the place: it was due, and it was needed."""
+        book = line.book
+        demand(self.guaranteed_rate(book) > 0.0, "guarantee", f"{book.spec.tenant_id} has none")
+        due = at_most(book.tag_ns, self.now_ns)
+        demand(due, "guarantee", f"{book.spec.tenant_id} had got what it was guaranteed, until {book.tag_ns}")
+        nodes = (book.band.node, book.node, line.node)
+        reach = [node.siblings.lo(worker) + window for node, window in zip(nodes, windows, strict=True)]
+        demand(at_most(line.node.v, reach[2]), "P1", f"user {line.name} is outside the window of its siblings")
         if self.exact:
-            demand(at_most(abs(told - node.v), 0.0), "clock", f"v of {node.key} was {told}, by the book {node.v}")
-        elif node.newly:
-            self.tenants.follow(node, told)
-            node.base, node.newly = told, 0
+            is_inside = all(node.v < far and at_most(node.v, far) for node, far in zip(nodes[:2], reach, strict=False))
+            demand(not is_inside, "guarantee", f"{book.spec.tenant_id} had its turn: its clocks pay")
 
-    def _order(self, book: Book, waiting: Waiting, ticket: Ticket) -> None:
+    def guaranteed_rate(self, book: Book) -> float:
+        """Cost a second: a part of the pool's rate, scaled down where all parts are more than may be promised."""
+        share, most = book.spec.guaranteed_share, self.config.guaranteed_share_sum_max
+        if not share:
+            return 0.0
+        shares = sum([other.spec.guaranteed_share for other in self.books.values()])
+        return share * min(1.0, most / shares) * self.core.cost_rate.per_s
+
+    def _order(self, line: Line, waiting: Waiting, ticket: Ticket) -> None:
         """Among the first H, and not past one that was overtaken often enough."""
-        heads = book.queue[: self.config.requests_considered_max]
+        heads = line.queue[: self.config.requests_considered_max]
         demand(waiting in heads, "H", f"{ticket.request_id} is not among the first H")
         if heads[0].passed >= self.config.overtakes_max:
             demand(waiting is heads[0], "overtaken", "a head that was overtaken often enough was overtaken again")
@@ -306,11 +461,17 @@ class Oracle:
         active = [other for other in self.books.values() if other.node.in_a or other.legs]
         if len(active) < 2:
             return True
-        total, weights = 0.0, 0.0
+        total = tenants_weight = bands_weight = 0.0
+        bands = []
         for other in active:
             total += other.outstanding
-            weights += other.spec.weight
-        return book.outstanding < book.spec.weight / weights * total * slack
+            if other.band is book.band:
+                tenants_weight += other.spec.weight
+            if other.band not in bands:
+                bands.append(other.band)
+                bands_weight += other.band.node.weight
+        share = book.band.node.weight / bands_weight * book.spec.weight / tenants_weight
+        return book.outstanding < share * total * slack
 
     def _ended(self, end: LegEnded) -> None:
         self.moment.now += 1
@@ -318,7 +479,8 @@ class Oracle:
         leg = self.legs.get(ticket.ticket_id)
         demand(leg is not None and not leg.ended, "P7", f"{ticket.ticket_id} ended twice, or never began")
         assert leg is not None
-        book = self.books[ticket.tenant_id]
+        line = leg.line
+        book = line.book
         if end.outcome is LegOutcome.WORKER_LOST:
             true_cost = 0.0
         elif end.usage is None:
@@ -330,17 +492,21 @@ class Oracle:
         demand(at_most(abs(true_cost - end.attained), 0.0), "P5", f"attained {end.attained}, true {true_cost}")
         demand(at_most(abs(end.correction - (true_cost - ticket.charge)), 0.0), "P5", "the correction is wrong")
         del book.legs[ticket.request_id]
+        line.legs_open -= 1
         place = self.places.get(ticket.worker_id)
         if place is not None and place.legs.pop(ticket.ticket_id, None) is not None:
             place.kv_blocks -= leg.kv_blocks
         book.true_cost += true_cost
+        if ticket.guaranteed:
+            book.guaranteed_cost += true_cost
         waiting = leg.waiting
         if end.request_continues:
             waiting.excluded = (*waiting.excluded, ticket.worker_id)
             index = 0
-            while index < len(book.queue) and book.queue[index].age < waiting.age:
+            while index < len(line.queue) and line.queue[index].age < waiting.age:
                 index += 1
-            book.queue.insert(index, waiting)
+            line.queue.insert(index, waiting)
+            book.waiting_count += 1
         else:
             self._finish(book, ticket.request_id)
         leg.ended = True
@@ -350,12 +516,38 @@ class Oracle:
 
     def _book(self, leg: Leg, by: float, ended: bool) -> None:
         """What a leg is booked changes, for the last time where it has ended."""
-        book = self.books[leg.ticket.tenant_id]
+        book, ticket = leg.line.book, leg.ticket
         book.outstanding += -leg.booked if ended else by
         leg.booked += by
-        for node, span in leg.spans:
-            node.siblings.moved(node, span, by / leg.ticket.weight, ended)
-        self._place(book, by / leg.ticket.weight)
+        if leg.guarantee_rate:
+            book.tag_ns += by / leg.guarantee_rate * 1e9
+        if not leg.spans:
+            self._place(leg.line)
+            return
+        by_band, by_tenant, by_user = by / ticket.band_weight, by / ticket.weight, by / ticket.user_weight
+        for (node, span), moved in zip(leg.spans, (by_band, by_tenant, by_user), strict=True):
+            node.siblings.moved(node, span, moved, ended)
+        band, tenant = leg.spans[0][0], leg.spans[1][0]
+        if tenant is not book.node:
+            # It has left the band since: its clock there is gone, the band's own goes on.
+            if ticket.band in self.bands and self.bands[ticket.band].node is band:
+                self._place_band(self.bands[ticket.band], by_band)
+            self._place(leg.line, by_user)
+        else:
+            self._place(leg.line, by_user, by_tenant, by_band)
+
+    def _idle_charged(self, charged: IdleCharged) -> None:
+        self.moment.now += 1
+        book = self.books[charged.tenant_id]
+        line = book.line(charged.user)
+        weights = charged.band_weight, charged.weight, charged.user_weight
+        path = book.band.node.weight, book.spec.weight, line.node.weight
+        demand(weights == path and charged.cost >= 0.0, "P5", f"charged for idleness by {weights}, not {path}")
+        moved = [charged.cost / weight for weight in weights]
+        for node, by in zip((book.band.node, book.node, line.node), moved, strict=True):
+            node.siblings.charged(node, by)
+        book.true_cost += charged.cost
+        self._place(line, moved[2], moved[1], moved[0])
 
     def _refused(self, refused: Refused) -> None:
         book = self.books.get(refused.tenant_id)
@@ -364,10 +556,12 @@ class Oracle:
             return  # it was never admitted
         demand(refused.request_id not in book.legs, "P7", f"{refused.request_id} was refused while it ran")
         self.moment.now += 1
-        if waiting in book.queue:
-            book.queue.remove(waiting)
+        line = book.line(waiting.request.user)
+        if waiting in line.queue:
+            line.queue.remove(waiting)
+            book.waiting_count -= 1
         self._finish(book, refused.request_id)
-        self._place(book, 0.0)
+        self._place(line)
 
     def _finish(self, book: Book, request_id: RequestId) -> None:
         demand(request_id in book.admitted, "P7", f"{request_id} has two outcomes")
@@ -377,38 +571,63 @@ class Oracle:
     def _cost_of(self, used: Usage) -> float:
         return self.cost.cost(used.prompt_tokens - used.cached_tokens, used.cached_tokens, used.output_tokens)
 
-    # A, F and the window
+    # A, F and the windows
 
-    def window(self) -> float:
-        """T: fixed, or a time's worth of the pool's rate, by the weights of those in A."""
+    def windows(self, book: Book) -> tuple[float, float, float]:
+        """T among bands, among the tenants of the band, among the users of the tenant.
+
+        Fixed, or a time's worth of what the pool's rate leaves to the parent, by the weights of those in A.
+        """
         if self.config.window_fixed is not None:
-            return self.config.window_fixed
-        weights = sum([book.spec.weight for book in self.books.values() if book.node.in_a])
-        return self.config.window_delay_ms / 1000.0 * self.core.cost_rate.per_s / weights if weights > 0.0 else 0.0
+            return (self.config.window_fixed,) * 3
+        rate, band = self.core.cost_rate.per_s * self.config.window_delay_ms / 1000.0, book.band
+        bands = weight_in_a(self.pool)
+        of_band = rate * band.node.weight / (bands if band.node.in_a else bands + band.node.weight)
+        tenants = weight_in_a(band.tenants)
+        of_tenant = of_band * book.spec.weight / (tenants if book.node.in_a else tenants + book.spec.weight)
+        users = weight_in_a(book.users)
+        return (
+            rate / bands if bands else 0.0,
+            of_band / tenants if tenants else 0.0,
+            of_tenant / users if users else 0.0,
+        )
 
-    def _in_a(self, book: Book) -> bool:
-        limit = book.spec.concurrency_max
-        if not book.queue or book.spec.state is TenantState.SUSPENDED:
-            return False
-        return limit == 0 or len(book.legs) < limit
-
-    def _reach(self, book: Book) -> int:
+    def _reach(self, line: Line) -> int:
         reach = 0
-        for waiting in book.queue[: self.config.requests_considered_max]:
+        for waiting in line.queue[: self.config.requests_considered_max]:
             tokens = waiting.tokens_total
             known = self._reaches.get(tokens)
             if known is None:
                 known = 0
                 for place in self.places.values():
-                    if place.bit & self.tenants.members and could_run(waiting, place.spec):
+                    if place.bit & self.members and could_run(waiting, place.spec):
                         known |= place.bit
                 self._reaches[tokens] = known
             reach |= known
         return reach
 
-    def _place(self, book: Book, by: float) -> None:
-        in_a = self._in_a(book)
-        self.tenants.placed(book.node, by, in_a, self._reach(book) if in_a else 0)
+    def _place(self, line: Line, by_user: float = 0.0, by_tenant: float = 0.0, by_band: float = 0.0) -> None:
+        """Book to a user, its tenant and its band, and put each where it belongs."""
+        book = line.book
+        book.users.placed(line.node, by_user, bool(line.queue), self._reach(line))
+        self._place_tenant(book, by_tenant, by_band)
+
+    def _place_tenant(self, book: Book, by_tenant: float, by_band: float) -> None:
+        in_a = book.may_run
+        reach = 0
+        if in_a:
+            for node in book.users.nodes:
+                reach |= node.reach
+        book.band.tenants.placed(book.node, by_tenant, in_a, reach)
+        self._place_band(book.band, by_band)
+
+    def _place_band(self, band: Band, by: float) -> None:
+        in_a, reach = False, 0
+        for node in band.tenants.nodes:
+            if node.in_a:
+                in_a = True
+                reach |= node.reach
+        self.pool.placed(band.node, by, in_a, reach)
 
     def _joined(self, spec: WorkerSpec) -> None:
         place = self.places.get(spec.worker_id)
@@ -431,30 +650,51 @@ class Oracle:
     def _members_changed(self) -> None:
         self.moment.now += 1
         self._reaches.clear()
-        members = 0
+        self.members = 0
         for place in self.places.values():
             if not place.draining and place.spec.role is WorkerRole.BOTH:
-                members |= place.bit
-        self.tenants.members = members
-        self._places_again()
-
-    def _places_again(self) -> None:
-        changes = []
+                self.members |= place.bit
+        for siblings in (*self.siblings(), *self.old_bands):
+            siblings.members = self.members
         for book in self.books.values():
-            in_a = self._in_a(book)
-            changes.append((book.node, in_a, self._reach(book) if in_a else 0))
-        self.tenants.refresh(changes)
+            lines = book.lines.values()
+            book.users.refresh([(line.node, bool(line.queue), self._reach(line)) for line in lines])
+        for band in self.bands.values():
+            changes = []
+            for book in self.books.values():
+                if book.band is band:
+                    reach = 0
+                    if book.may_run:
+                        for node in book.users.nodes:
+                            reach |= node.reach
+                    changes.append((book.node, book.may_run, reach))
+            band.tenants.refresh(changes)
+        changes = []
+        for band in self.bands.values():
+            nodes = [node for node in band.tenants.nodes if node.in_a]
+            reach = 0
+            for node in nodes:
+                reach |= node.reach
+            changes.append((band.node, bool(nodes), reach))
+        self.pool.refresh(changes)
 
     def restarted(self, scheduler: PoolScheduler, presence: Presence) -> None:
         """A successor took over from a checkpoint: clocks and legs go on, queues and workers are told anew."""
         self.attach(scheduler, presence)
-        for book in self.books.values():
-            for waiting in book.queue:
-                self._finish(book, waiting.request.request_id)
-            book.queue.clear()
+        for tenant_id, book in self.books.items():
+            known = self.core.outstanding.tenants[tenant_id].users_known
+            for line in book.lines.values():
+                for waiting in line.queue:
+                    self._finish(book, waiting.request.request_id)
+                line.queue.clear()
+                if line.name not in known and line.node.v:
+                    self._forgotten(line)
+            book.waiting_count = 0
             for waiting in book.admitted.values():
                 # Of a request whose leg runs on, the successor knows what the ticket says.
                 waiting.passed, waiting.excluded = 0, ()
+            for leg in book.legs.values():
+                leg.guarantee_rate = 0.0
         self.places.clear()
         self._members_changed()
 
@@ -462,14 +702,37 @@ class Oracle:
 
     def _clocks(self) -> None:
         """P5: a clock moves by what is booked, and beyond that only upwards, and only on arrival."""
-        core = self.core.outstanding.tenants
-        for tenant_id, book in self.books.items():
-            known = core[tenant_id]
-            node = book.node
+        if self._watched is None or any(known.users_known is not users for known, users in self._users_watched):
+            self._watch()
+        assert self._watched is not None
+        for node, known in self._watched:
             if known.v != node.v or node.v != node.base or node.newly:
-                self.tenants.told(node, known.v)
-            if known.in_a != node.in_a:
-                demand(False, "A", f"{tenant_id} in A: {known.in_a}")
+                node.siblings.told(node, known.v)
+            if known.in_a is not node.in_a:
+                demand(False, "A", f"{node.key} in A: {known.in_a}")
+
+    def _watch(self) -> None:
+        """Find the scheduler's own nodes again."""
+        bands = self.core.fair.bands
+        self._watched = [(band.node, bands[name]) for name, band in self.bands.items()]
+        self._users_watched = []
+        for tenant_id, known in self.core.outstanding.tenants.items():
+            book = self.books[tenant_id]
+            self._watched.append((book.node, known))
+            self._users_watched.append((known, known.users_known))
+            for name, line in book.lines.items():
+                if name in known.users_known:
+                    self._watched.append((line.node, known.users_known[name]))
+                elif line.node.v:
+                    self._forgotten(line)
+
+    def _forgotten(self, line: Line) -> None:
+        """A user at rest is forgotten only where that forgives it nothing: whoever enters is lifted that far."""
+        demand(not line.queue and not line.legs_open, "P7", f"user {line.name} was forgotten with something open")
+        times = [line.node.siblings.virtual_times.get(bit, 0.0) for bit in bits(self.members)]
+        if self.exact:
+            demand(at_most(line.node.v, min(times, default=0.0)), "P5", f"user {line.name} was forgiven")
+        line.node.v = line.node.base = 0.0
 
     def _counters(self) -> None:
         core, open_legs = self.core, 0
@@ -480,7 +743,7 @@ class Oracle:
                 demand(False, "counters", f"{worker_id}: {len(worker.tickets)} slots, {here} legs; KV too")
         queued = 0
         for book in self.books.values():
-            queued += len(book.queue)
+            queued += book.waiting_count
             open_legs += len(book.legs)
         if self.scheduler._requests.queued_total != queued:
             demand(False, "counters", f"{self.scheduler._requests.queued_total} queued, {queued} wait")
@@ -496,10 +759,13 @@ class Oracle:
         demand(self.admitted == self.finished, "P7", f"{self.admitted} admitted, {self.finished} outcomes")
         for tenant in self.scheduler.status(0).tenants:
             book = self.books[tenant.tenant_id]
-            demand(not book.queue and not book.legs, "P7", f"{tenant.tenant_id} is not drained")
+            demand(not book.waiting_count and not book.legs, "P7", f"{tenant.tenant_id} is not drained")
             demand(
                 at_most(abs(tenant.cost_got - book.true_cost), 0.0), "P5", f"{tenant.cost_got} {book.true_cost}"
             )
+            guaranteed = self.core.outstanding.tenants[tenant.tenant_id].cost_guaranteed
+            right = at_most(abs(guaranteed - book.guaranteed_cost), 0.0)
+            demand(right, "P5", f"{guaranteed} is booked to the guarantee, {book.guaranteed_cost} was got")
             demand(tenant.cost_outstanding == 0.0, "counters", f"{tenant.cost_outstanding} outstanding")
         demand(self.presence.ticket_count == 0, "presence", f"{self.presence.ticket_count} tickets still presumed")
         for worker_id in self.places:
@@ -507,9 +773,11 @@ class Oracle:
             demand(assumed == 0, "presence", f"{assumed} keys of {worker_id} still presumed")
 
     def judge_bounds(self) -> None:
-        self.tenants.judge()
+        """P2, P3 and P4 among the children of every node."""
+        for siblings in (*self.siblings(), *self.old_bands):
+            siblings.judge()
 
-    def in_order(self, worker_bit: int) -> list[Book]:
-        """A_w by (v, id)."""
-        reached = [book for book in self.books.values() if book.node.reach & worker_bit]
-        return sorted(reached, key=lambda book: (book.node.v, book.spec.tenant_id))
+
+def weight_in_a(siblings: Siblings) -> float:
+    """Σφ(A)."""
+    return sum([node.weight for node in siblings.nodes if node.in_a])

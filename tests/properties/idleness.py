@@ -6,12 +6,13 @@ oracle's book. Of the scheduler it takes the kept worker and the prefill that it
 
 from typing import TYPE_CHECKING
 
-from tests.properties.clock_book import SLACK, demand
+from tests.properties.clock_book import SLACK, Node, demand
 
 from evenhand.core.facts import WorkerSpec
+from evenhand.core.ids import TenantId
 
 if TYPE_CHECKING:
-    from tests.properties.fairness_oracle import Book, Oracle, Place, Waiting
+    from tests.properties.fairness_oracle import Book, Line, Oracle, Place, Waiting
 
 
 class Idleness:
@@ -21,57 +22,101 @@ class Idleness:
     def check(self, now_ns: int) -> None:
         """After a step in which the scheduler has looked for somebody to dispatch."""
         oracle = self.oracle
-        if not any([book.node.in_a for book in oracle.books.values()]):
+        if not any(band.node.in_a for band in oracle.bands.values()):
             return
-        kept = oracle.scheduler.kept
         open_places = [place for place in oracle.places.values() if self._has_room(place, now_ns)]
         if not open_places:
             return
-        window = oracle.window()
-        for place in open_places:
-            self._check_place(place, window, kept)
+        kept, kept_for = oracle.core.placement.kept, None
         if kept is not None:
-            first = min([(b.node.v, i) for i, b in oracle.books.items() if b.node.in_a])
-            demand(kept[0] == first[1], "P6", f"{kept[1]} is kept for {kept[0]}, the most-behind is {first[1]}")
+            kept_for = oracle.books[kept[0].tenant.spec.tenant_id].lines[kept[0].node_id]
+            first = self._first()
+            demand(kept_for is first, "P6", f"kept for {kept_for.name}, the most-behind is {first.name}")
+        for place in open_places:
+            is_kept = kept is not None and kept[1].spec.worker_id == place.spec.worker_id
+            self._check_place(place, kept_for if is_kept else None)
+            if not is_kept:
+                self._check_guarantees(place, now_ns)
 
     def _has_room(self, place: "Place", now_ns: int) -> bool:
         spec, oracle = place.spec, self.oracle
         if len(place.legs) >= spec.slots or place.kv_blocks >= spec.kv_blocks:
             return False
-        if not place.bit & oracle.tenants.members:
+        if not place.bit & oracle.members:
             return False
         worker = oracle.core.rooms.workers[spec.worker_id]
         return worker.prefill_pending_tokens(now_ns) < oracle.config.prefill_pending_max_tokens
 
-    def _check_place(self, place: "Place", window: float, kept: tuple[str, str] | None) -> None:
-        oracle, config = self.oracle, self.oracle.config
-        order = oracle.in_order(place.bit)
-        if not order:
-            return
-        kept_for = kept[0] if kept is not None and kept[1] == place.spec.worker_id else None
-        v_max = order[0].node.v + window
-        inside = [book for book in order if book.node.v <= v_max]
-        considered = inside[: config.tenants_considered_max]
-        if len(inside) > len(considered):
-            sticky = place.served[-config.sticky_tenants_max :]
-            considered += [book for book in inside[len(considered) :] if book.spec.tenant_id in sticky]
-        for book in considered:
-            if kept_for is not None and kept_for != book.spec.tenant_id:
+    def _first(self) -> "Line":
+        """The most-behind user of the most-behind tenant of the most-behind band."""
+        oracle = self.oracle
+        band = min(behind(oracle.pool.nodes))[2]
+        tenant = min(behind(oracle.bands[band.key].tenants.nodes))[2]
+        book = oracle.books[TenantId(tenant.key)]
+        return book.lines[min(behind(book.users.nodes))[2].key]
+
+    def _check_place(self, place: "Place", kept_for: "Line | None") -> None:
+        config = self.oracle.config
+        for line in self._candidates(place):
+            if kept_for is not None and kept_for is not line:
                 continue
-            heads = book.queue[: config.requests_considered_max]
+            heads = line.queue[: config.requests_considered_max]
             if heads[0].passed >= config.overtakes_max:
                 heads = heads[:1]
             for waiting in heads:
-                if self._fits(book, waiting, place):
-                    what = f"{waiting.request.request_id} of {book.spec.tenant_id} fits"
+                if self._fits(line.book, waiting, place):
+                    what = f"{waiting.request.request_id} of {line.book.spec.tenant_id} fits"
                     demand(False, "P6", f"{place.spec.worker_id} is idle, but {what}")
+
+    def _check_guarantees(self, place: "Place", now_ns: int) -> None:
+        """Nobody who is behind on its guarantee waits while something of it fits, wherever its clock stands."""
+        oracle = self.oracle
+        for book in oracle.books.values():
+            if not book.spec.guaranteed_share or not book.node.reach & place.bit:
+                continue
+            if book.tag_ns > now_ns or not oracle.guaranteed_rate(book):
+                continue
+            users = sorted(behind(book.users.nodes, place.bit))
+            v_max = users[0][0] + oracle.windows(book)[2]
+            inside = [book.lines[name] for v, name, _ in users[: oracle.config.users_considered_max] if v <= v_max]
+            for line in inside:
+                heads = line.queue[: oracle.config.requests_considered_max]
+                if heads[0].passed >= oracle.config.overtakes_max:
+                    heads = heads[:1]
+                for waiting in heads:
+                    if self._fits(book, waiting, place):
+                        what = f"{waiting.request.request_id} of {book.spec.tenant_id} is due and fits"
+                        demand(False, "guarantee", f"{place.spec.worker_id} is idle, but {what}")
+
+    def _candidates(self, place: "Place") -> "list[Line]":
+        """C_w: at each level the first inside the window, and the tenants served here last."""
+        oracle, config, bit = self.oracle, self.oracle.config, place.bit
+        found: list[Line] = []
+        bands = sorted(behind(oracle.pool.nodes, bit))
+        for band_v, band_name, _ in bands:
+            band = oracle.bands[band_name]
+            tenants = sorted(behind(band.tenants.nodes, bit))
+            book = oracle.books[TenantId(tenants[0][1])]
+            windows = oracle.windows(book)
+            if band_v > bands[0][0] + windows[0]:
+                break
+            inside = [each for each in tenants if each[0] <= tenants[0][0] + windows[1]]
+            sticky = place.served[-config.sticky_tenants_max :]
+            for index, (_, tenant_id, _) in enumerate(inside):
+                if index >= config.tenants_considered_max and tenant_id not in sticky:
+                    continue
+                book = oracle.books[TenantId(tenant_id)]
+                users = sorted(behind(book.users.nodes, bit))
+                v_max = users[0][0] + oracle.windows(book)[2]
+                found += [book.lines[name] for v, name, _ in users[: config.users_considered_max] if v <= v_max]
+        return found
 
     def _fits(self, book: "Book", waiting: "Waiting", place: "Place") -> bool:
         oracle, spec, request = self.oracle, place.spec, waiting.request
         if not could_run(waiting, place.spec):
             return False
         if spec.worker_id in waiting.excluded and any(
-            other.bit & oracle.tenants.members
+            other.bit & oracle.members
             and other.spec.worker_id not in waiting.excluded
             and could_run(waiting, other.spec)
             for other in oracle.places.values()
@@ -99,3 +144,8 @@ def could_run(waiting: "Waiting", spec: WorkerSpec) -> bool:
     tokens = waiting.tokens_total
     longest = spec.model_length_max_tokens or tokens
     return tokens <= min(longest, spec.kv_blocks * spec.block_size_tokens)
+
+
+def behind(nodes: list[Node], worker: int = -1) -> list[tuple[float, str, Node]]:
+    """Those of A, or those that reach a worker, as they are ordered; ids are unique among them."""
+    return [(node.v, node.key, node) for node in nodes if (node.reach & worker if worker > 0 else node.in_a)]
