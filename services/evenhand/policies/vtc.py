@@ -59,12 +59,15 @@ class Vtc(CentralPolicy):
     """The least counter next, to the least loaded worker with room."""
 
     name = "vtc"
+    wants_map = True
+    """For room alone: what must be computed there."""
     wants_progress = True
 
     def __init__(self, settings: VtcSettings, seed: int) -> None:
         super().__init__(settings)
         self.settings = settings
         self.counters = VtcCounters(input_cost=settings.input_cost, output_cost=settings.output_cost)
+        self.known = EventMap()
         self._random = random.Random(f"vtc/{seed}")  # noqa: S311 - no secret
         self._predicted: dict[int, float] = {}
         self._legs: dict[int, VtcLeg] = {}
@@ -78,8 +81,20 @@ class Vtc(CentralPolicy):
 
     def worker_for(self, arrival: Arrival) -> Worker | None:
         """The worker to take, of those with room."""
-        with_room = [w for w in self.workers if self.fits(arrival, w, self.uncached_tokens(arrival, w))]
+        possible = [worker for worker in self.workers if self.may_take(worker)]
+        if not possible:
+            return None
+        held = self.known.match(arrival.block_names)
+        with_room = [worker for worker in possible if self._fits_with(arrival, worker, held)]
         return min(with_room, key=_in_flight, default=None)
+
+    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
+        held = self.known.match(arrival.block_names).get(worker.worker_id, 0)
+        return max(1, arrival.prompt_tokens - held * worker.spec.block_size)
+
+    def _fits_with(self, arrival: Arrival, worker: Worker, held: dict[WorkerId, int]) -> bool:
+        cached = held.get(worker.worker_id, 0) * worker.spec.block_size
+        return self.fits(arrival, worker, max(1, arrival.prompt_tokens - cached))
 
     def queued(self, arrival: Arrival, first: bool, now_ns: int) -> None:
         self.counters.set_weight(TenantId(arrival.tenant), arrival.weight)
@@ -111,6 +126,13 @@ class Vtc(CentralPolicy):
             self.counters.end(self._legs.pop(arrival.arrival_id))
         super().take_back(returned, now_ns)
 
+    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
+        self.known.lost(worker_id)
+        super().worker_lost(worker_id, returned, now_ns)
+
+    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
+        self.known.changed(message)
+
     def _end(self, arrival: Arrival) -> None:
         self._predicted.pop(arrival.arrival_id, None)
         leg = self._legs.pop(arrival.arrival_id, None)
@@ -133,15 +155,6 @@ class VtcAffine(Vtc):
     """The least counter next, to the worker with room that holds most of its prompt."""
 
     name = "vtc-affine"
-    wants_map = True
-
-    def __init__(self, settings: VtcSettings, seed: int) -> None:
-        super().__init__(settings, seed)
-        self.known = EventMap()
-
-    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
-        held = self.known.match(arrival.block_names).get(worker.worker_id, 0)
-        return max(1, arrival.prompt_tokens - held * worker.spec.block_size)
 
     def worker_for(self, arrival: Arrival) -> Worker | None:
         possible = [worker for worker in self.workers if self.may_take(worker)]
@@ -150,17 +163,9 @@ class VtcAffine(Vtc):
         held = self.known.match(arrival.block_names)
         possible.sort(key=lambda worker: (-held.get(worker.worker_id, 0), worker.in_flight))
         for worker in possible:
-            cached = held.get(worker.worker_id, 0) * worker.spec.block_size
-            if self.fits(arrival, worker, max(1, arrival.prompt_tokens - cached)):
+            if self._fits_with(arrival, worker, held):
                 return worker
         return None
-
-    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
-        self.known.lost(worker_id)
-        super().worker_lost(worker_id, returned, now_ns)
-
-    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
-        self.known.changed(message)
 
 
 def _in_flight(worker: Worker) -> int:

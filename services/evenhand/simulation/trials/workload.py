@@ -4,7 +4,7 @@ Open loop: an arrival does not wait for an earlier answer, so a slow policy cann
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evenhand.core.errors import InvalidInput
 from evenhand.engine.limits import EngineLimits, StepTime
@@ -50,3 +50,9 @@ class Workload:
                     f"Arrival {arrival.arrival_id} of {self.name} may have {total} tokens, more than the engines' "
                     f"{self.limits.model_tokens_max}."
                 )
+
+
+def in_order(arrivals: list[Arrival]) -> tuple[Arrival, ...]:
+    """By time, then tenant, then number; numbered anew in that order."""
+    arrivals.sort(key=lambda arrival: (arrival.at_ns, arrival.tenant, arrival.arrival_id))
+    return tuple(replace(arrival, arrival_id=number) for number, arrival in enumerate(arrivals))
