@@ -21,6 +21,7 @@ snapshots are asked for, and reading starts at the log's beginning; folding twic
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +54,9 @@ FOLD_S_MAX = 0.002
 """After so long a fold, between two records, other tasks of the loop have their turn."""
 CAUGHT_UP_AGE_MS = 1_000
 """A record younger than this, by its time in the log, means that the tail is reached."""
+CAUGHT_UP_STEADY_S = 3.0
+"""So does an age of the records read that shrinks no more for so long: the clocks of this host and of those who
+write may differ by more than that, and a busy log never says that it has nothing more."""
 SILENCE_S_MAX = 60.0
 """Longest silence of the whole log that is taken for the broker's."""
 SILENCE_WORKERS_MIN = 2
@@ -88,6 +92,9 @@ class LiveMap:
         self._signs: dict[WorkerId, int] = {}
         """When a worker last gave a sign of life, monotonic; for those in ``_announced``."""
         self._forgot_last_ns = 0
+        self._age_least_ms = math.inf
+        """Least age of a record read since the start, by this host's clock."""
+        self._age_shrank_at_ns = 0
         self._lost_after_ns = config.worker_lost_after_ms * 1_000_000
         self._tell = tell
         self._wish = wish
@@ -181,11 +188,19 @@ class LiveMap:
 
     def _look_whether_caught_up(self, records: Sequence[LogRecord]) -> None:
         if records:
-            at_its_end = records[-1].published_at_ms > time.time() * 1000 - CAUGHT_UP_AGE_MS
+            age_ms = time.time() * 1000 - records[-1].published_at_ms
+            at_its_end = age_ms < CAUGHT_UP_AGE_MS or self._is_steady(age_ms)
         else:
             at_its_end = self._reader.attached
         if at_its_end:
             self.caught_up.set()
+
+    def _is_steady(self, age_ms: float) -> bool:
+        """Whether records have ceased to become younger: on the way to the tail they do, there they do not."""
+        now_ns = time.monotonic_ns()
+        if age_ms < self._age_least_ms - CAUGHT_UP_AGE_MS / 2:
+            self._age_least_ms, self._age_shrank_at_ns = age_ms, now_ns
+        return now_ns - self._age_shrank_at_ns > CAUGHT_UP_STEADY_S * 1e9
 
     def _tell_touched(self) -> None:
         for worker_id in self._touched:

@@ -12,8 +12,10 @@ One page a term of office. At every step it is checked:
 Only ordinary dispatches count for the last: what is booked to a guarantee is not on the clock.
 """
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import assert_never
 
 from evenhand.core.facts import CostWeights, LegOutcome, RefusalReason, Ticket, Usage
@@ -133,7 +135,15 @@ class Page:
     def step(self, step_input: Input, now_ns: int) -> tuple[Effect, ...]:
         """Take one step and book it."""
         scheduler, book = self._scheduler, self._book
-        effects = scheduler.step(step_input, now_ns)
+        if book.page is not self:
+            book.violated(f"Term {self.term} goes on after a later one has begun.")
+        try:
+            effects = scheduler.step(step_input, now_ns)
+        except Exception as error:  # the scheduler's shell records it and goes on; a run does not
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{PurePath(last.filename).name}:{last.lineno}"
+            book.violated(f"The core failed at {where}: {type(error).__name__}: {error}")
+            raise
         book.totals.steps += 1
         submitted = self._before(step_input)
         for effect in effects:
@@ -142,6 +152,8 @@ class Page:
                     self._granted(effect, submitted)
                     submitted = None if submitted == _key(effect.ticket) else submitted
                 case LegEnded():
+                    if effect.ticket.ticket_id not in self.open:
+                        self._adopted(effect.ticket.ticket_id, step_input)
                     self._ended(effect)
                 case Refused():
                     submitted = self._refused(effect, submitted)
@@ -302,12 +314,17 @@ class Page:
         return submitted
 
     def _renewed(self, ticket_id: TicketId, step_input: Input) -> None:
-        if isinstance(step_input, TicketAdopted) and ticket_id not in self.open:
-            self._take_over(step_input.ticket)
-            self._book.totals.adopted += 1
-            self._unwait(_key(step_input.ticket))
-        elif ticket_id not in self.open:
+        if ticket_id not in self.open and not self._adopted(ticket_id, step_input):
             self._book.violated(f"Ticket {ticket_id} was renewed and is not open.")
+
+    def _adopted(self, ticket_id: TicketId, step_input: Input) -> bool:
+        """Book the ticket that this step adopts; False if it adopts none of this id."""
+        if not isinstance(step_input, TicketAdopted) or step_input.ticket.ticket_id != ticket_id:
+            return False
+        self._take_over(step_input.ticket)
+        self._book.totals.adopted += 1
+        self._unwait(_key(step_input.ticket))
+        return True
 
     def _open_keys(self, key: Key) -> tuple[Key, ...]:
         """The key again if one of its tickets is open."""

@@ -18,7 +18,7 @@ PUBLISH_S = 0.002
 FETCH_S = 0.002
 AWAY_S = 0.05
 """How long it takes to find the broker away."""
-IDLE_S_MAX = 0.1
+IDLE_S_MAX = 0.2
 FETCH_RECORDS_MAX = 1_000
 
 
@@ -116,26 +116,25 @@ class SimulatedReader(LogReader):
         proven_life = 0
         try:
             while True:
-                await self._process.pause(broker.weather.delay_s(FETCH_S))
-                found = False
-                if log.available:
-                    if proven_life != broker.lives:
-                        self._prove(topic, at)
-                        proven_life = broker.lives
-                        self._reads = 1
-                    for partition, position in at.items():
-                        offset = position.next_offset or log.first_offset(topic, partition)
-                        records = log.fetch(topic, partition, offset, FETCH_RECORDS_MAX)
-                        if records:
-                            found = True
-                            at[partition] = LogPosition(records[-1].offset + 1, records[-1].digest())
-                            self._process.check()
-                            yield records
-                if not found:
+                self._process.check()
+                if log.available and proven_life != broker.lives:
+                    await self._process.pause(broker.weather.delay_s(FETCH_S))
+                    self._prove(topic, at)
+                    proven_life, self._reads = broker.lives, 1
+                if not self._has_news(topic, at):
                     await broker.changed(topic)
                     self._process.check()
                     if not self._has_news(topic, at):
                         yield ()
+                    continue
+                await self._process.pause(broker.weather.delay_s(FETCH_S))
+                for partition, position in at.items():
+                    offset = position.next_offset or log.first_offset(topic, partition)
+                    records = log.fetch(topic, partition, offset, FETCH_RECORDS_MAX)
+                    if records and proven_life == broker.lives:
+                        at[partition] = LogPosition(records[-1].offset + 1, records[-1].digest())
+                        self._process.check()
+                        yield records
         finally:
             self._reads = 0
 
@@ -144,7 +143,9 @@ class SimulatedReader(LogReader):
 
     def _has_news(self, topic: str, at: Mapping[int, LogPosition]) -> bool:
         log = self._broker.log
-        return any(log.end_offset(topic, partition) > position.next_offset for partition, position in at.items())
+        return log.available and any(
+            log.end_offset(topic, partition) > position.next_offset for partition, position in at.items()
+        )
 
     def _prove(self, topic: str, at: Mapping[int, LogPosition]) -> None:
         """Raise ``LogReplaced`` if the record before a position is another one, or gone."""

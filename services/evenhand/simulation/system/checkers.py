@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from evenhand.simulation.system.system import System
 
 
+EVERYTHING = 1 << 62
+"""More keys than any engine holds."""
+
+
 async def differences(system: "System") -> list[str]:
     """Where maps, presence or readers are not yet where they must come to; empty: all agree."""
     found: list[str] = []
@@ -31,9 +35,9 @@ async def differences(system: "System") -> list[str]:
         if edge is None or edge.edge.state is None:
             found.append(f"The edge of {name} is not at work.")
             continue
-        found += _compare(
-            f"the edge of {name}", frozenset(edge.edge.state.translator.held(Tier.DEVICE)), holds, edge
-        )
+        unknown = system.unknown.get(name, 0) + unknown_max(edge)
+        told = frozenset(edge.edge.state.translator.held(Tier.DEVICE))
+        found += _compare(f"the edge of {name}", told, holds, unknown)
         row = rows.get(worker_id)
         maps = {
             "the stored map": _unpacked(row.held) if row is not None else frozenset(),
@@ -42,7 +46,7 @@ async def differences(system: "System") -> list[str]:
         for host in system.network.schedulers:
             maps[host.process.name] = _unpacked(host.live_map.cache_map.packed(worker_id))
         for who, held in maps.items():
-            found += _compare(f"{who} for {name}", held, holds, edge)
+            found += _compare(f"{who} for {name}", held, holds, unknown)
         for who, position in (
             ("The stored map", row.position if row is not None else None),
             (owner.process.name, owner.live_map.cache_map.position(worker_id)),
@@ -54,23 +58,22 @@ async def differences(system: "System") -> list[str]:
     return found + list(_left_over(system))
 
 
-def _compare(who: str, held: frozenset[int], holds: frozenset[int], edge: "EdgeHost") -> Iterator[str]:
+def _compare(who: str, held: frozenset[int], holds: frozenset[int], unknown: int) -> Iterator[str]:
     """Nothing more than the engine holds, ever; nothing less, unless the edge has said that it cannot know."""
     more, less = held - holds, holds - held
     if more:
         yield f"{who} has {len(more)} keys that the engine does not hold, such as {min(more):x}."
-    if less and len(less) > unknown_max(edge):
+    if less and len(less) > unknown:
         yield f"{who} lacks {len(less)} of {len(holds)} keys that the engine holds, such as {min(less):x}."
 
 
 def unknown_max(edge: "EdgeHost") -> int:
     """Keys that an edge has declared unknown: refuted, or lost with frames that no replay could bring."""
-    state = edge.edge.state
-    assert state is not None, "the edge is at work"
-    counters = state.all_counters()
-    if counters["gaps_unrecovered"] or counters["stores_waiting"] or edge.lost_history:
-        return 1 << 62
-    return counters["keys_refuted"] + counters["keys_capacity_dropped"]
+    if edge.edge.state is None:
+        return 0
+    if edge.counted("gaps_unrecovered") or edge.counted("stores_waiting"):
+        return EVERYTHING
+    return edge.counted("keys_refuted") + edge.counted("keys_capacity_dropped")
 
 
 def _unpacked(held: tuple[tuple[Tier, bytes], ...]) -> frozenset[int]:

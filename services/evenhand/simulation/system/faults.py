@@ -6,6 +6,7 @@ does. Crashes and absences are planned ahead by ``disasters``.
 
 from collections.abc import Iterable
 from enum import Enum
+from random import Random
 from typing import Final
 
 from evenhand.core.errors import InvalidInput
@@ -75,6 +76,13 @@ def parse_faults(text: str) -> frozenset[Fault]:
             raise InvalidInput(f"There is no fault {name!r}; there are all, none, {', '.join(sorted(by_name))}.")
         chosen.append(by_name[name])
     return frozenset(chosen)
+
+
+def met_faults(faults: frozenset[Fault], random: Random) -> frozenset[Fault]:
+    """What one seed meets: of all faults about half, drawn from the seed; of fewer, each."""
+    if faults != frozenset(ALL):
+        return faults
+    return frozenset(fault for fault in ALL if random.random() < 0.5)
 
 
 CHANCES: Final = {

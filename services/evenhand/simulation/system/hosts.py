@@ -64,9 +64,18 @@ class EdgeHost:
             SimulatedPoller(engine, process),
         )
         self.stop = asyncio.Event()
-        self.lost_history = False
-        """An edge before it knew of gaps, or lost its disk: what the engine held before may be unknown."""
+        self._counted: dict[str, int] = {}
         self.task = process.start(self.edge.run(self.stop, leave=True))
+
+    def count_from_here(self) -> None:
+        """The engine begins another life: what was counted of the last one is of no use."""
+        if self.edge.state is not None:
+            self._counted = self.edge.state.all_counters()
+
+    def counted(self, name: str) -> int:
+        """How often the edge has counted something since its engine's life began."""
+        assert self.edge.state is not None, "the edge is at work"
+        return self.edge.state.all_counters()[name] - self._counted.get(name, 0)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -93,9 +102,14 @@ class StateHost:
 class WatchedActor(PoolActor):
     """The actor, with an independent book of every step it takes."""
 
-    def __init__(self, book: Book, *arguments: Any) -> None:
+    def __init__(self, book: Book, process: Process, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._book = book
+        self._process = process
+
+    def _wake(self) -> None:
+        if self._process.alive:  # a timer is no task: nobody cancels it when the process dies
+            super()._wake()
 
     def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
         super().begin_term(self._book.watch(scheduler, term), term, lease_until_ns, adopt_after_wall_ms)
@@ -140,7 +154,9 @@ class SchedulerHost:
         self.metrics = SchedulerMetrics(config.pool_id, 16)
         self._control = ControlPublisher(SimulatedWriter(broker, process), self.metrics)
         ttl_ms = config.ticket_ttl_ms
-        self.actor = WatchedActor(book, signer, self.metrics, self._control.wish, ttl_ms, CALLS_PENDING_MAX)
+        self.actor = WatchedActor(
+            book, process, signer, self.metrics, self._control.wish, ttl_ms, CALLS_PENDING_MAX
+        )
         directory = SimulatedDirectory(database, process)
         self.watch = DirectoryWatch(directory, config.pool_id, DIRECTORY_POLL_MS, self.actor.tell)
         self.live_map = LiveMap(
@@ -156,7 +172,7 @@ class SchedulerHost:
         self.ownership = Ownership(
             SimulatedLeaseStore(database, process),
             config.pool_id,
-            process.name,
+            f"{process.name} {process.number}",
             LEASE_TTL_MS,
             CHECKPOINT_INTERVAL_MS,
             self.office,

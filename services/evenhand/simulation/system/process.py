@@ -20,9 +20,13 @@ PROCESS: ContextVar["Process | None"] = ContextVar("process", default=None)
 class Process:
     """One process of the simulated system."""
 
-    def __init__(self, name: str, loop: VirtualLoop, clock: Clock, report: Report) -> None:
-        """``report`` hears of a task that ended with a fault of its own."""
+    def __init__(self, name: str, number: int, loop: VirtualLoop, clock: Clock, report: Report) -> None:
+        """``number`` is this process's alone, ``name`` its host's.
+
+        ``report`` hears of a task that ended with a fault of its own.
+        """
         self.name = name
+        self.number = number
         self.loop = loop
         self.clock = clock
         self.alive = True

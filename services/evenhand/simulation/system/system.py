@@ -25,12 +25,12 @@ from evenhand.memory import MemoryLog
 from evenhand.simulation.system.book import Book, Totals
 from evenhand.simulation.system.broker import Broker
 from evenhand.simulation.system.chance import Chance
-from evenhand.simulation.system.checkers import differences, final_check
+from evenhand.simulation.system.checkers import differences, final_check, unknown_max
 from evenhand.simulation.system.client import Client, Surroundings
 from evenhand.simulation.system.clock import EPOCH_MS, Clock, Disks, VirtualLoop, seams
 from evenhand.simulation.system.disasters import Disasters
 from evenhand.simulation.system.engine import SimulatedEngine
-from evenhand.simulation.system.faults import Fault, Weather
+from evenhand.simulation.system.faults import Fault, Weather, met_faults
 from evenhand.simulation.system.hosts import EdgeHost, SchedulerHost, StateHost
 from evenhand.simulation.system.network import Network
 from evenhand.simulation.system.process import Process, task_factory
@@ -42,7 +42,7 @@ from evenhand.worker.config import EdgeConfig
 
 POOL: Final = PoolId("pool")
 SKEW_MS_MAX: Final = 3_000
-WARM_UP_S: Final = 3.0
+WARM_UP_S: Final = 2.0
 """Before the first arrival: services start, workers announce themselves."""
 DRAIN_S_MAX: Final = 180.0
 """Virtual time in which everything must have an end once faults have ceased."""
@@ -87,7 +87,7 @@ class System:
         self.chance = Chance(options.seed)
         self.shape: Shape = draw_shape(self.chance.stream("shape"), options.requests, options.workload)
         self.trace = Trace(lambda: loop.now_ns, file)
-        self.weather = Weather(self.chance, options.faults)
+        self.weather = Weather(self.chance, met_faults(options.faults, self.chance.stream("faults met")))
         self.violations: list[str] = []
         self.violation = asyncio.Event()
         self.config = SchedulerConfig(
@@ -111,6 +111,8 @@ class System:
             for name in (f"w{number}" for number in range(self.shape.engines))
         }
         self.edges: dict[str, EdgeHost | None] = dict.fromkeys(self.engines)
+        self.unknown: dict[str, int] = {}
+        """Keys that earlier edges of a worker have declared unknown, of its engine's present life."""
         self.state: StateHost | None = None
         self.clients: list[Client] = []
         self._incarnations = 0
@@ -135,9 +137,11 @@ class System:
         skew_ms = self._skews.get(name)
         if skew_ms is None:
             drawn = self.chance.stream(f"skew {name}").randint(-SKEW_MS_MAX, SKEW_MS_MAX)
-            skew_ms = self._skews[name] = drawn if Fault.CLOCK_SKEW in self.options.faults else 0
+            skew_ms = self._skews[name] = drawn if Fault.CLOCK_SKEW in self.weather.faults else 0
         origin_s = self.chance.stream("monotonic origins").randint(1, 1_000_000)
-        return Process(name, self.loop, Clock(origin_s * 1_000_000_000, skew_ms), self._reported)
+        return Process(
+            name, self._incarnations, self.loop, Clock(origin_s * 1_000_000_000, skew_ms), self._reported
+        )
 
     def _reported(self, name: str, error: BaseException) -> None:
         self.violated(f"{name} ended with {type(error).__name__}: {error}")
@@ -150,6 +154,7 @@ class System:
             f"http://{name}:8000",
             slots=self.shape.slots,
             checkpoint=Path(f"/simulated/{name}"),
+            load_interval_ms=self.shape.load_interval_ms,
             announce_interval_ms=1_000,
             snapshot_interval_ms=2_000,
             checkpoint_interval_ms=1_000,
@@ -157,6 +162,27 @@ class System:
         self.trace.add(name, "edge starts")
         process = self.process(f"edge-{name}")
         self.edges[name] = process.within(lambda: EdgeHost(config, self.engines[name], self.broker, process))
+
+    def kill_edge(self, name: str, lost_disk: bool = False) -> None:
+        """The edge of a worker dies; with ``lost_disk`` its checkpoint is gone, too."""
+        host, self.edges[name] = self.edges[name], None
+        if host is None:
+            return
+        self.trace.add(name, f"edge dies {lost_disk}")
+        self.unknown[name] = self.unknown.get(name, 0) + unknown_max(host)
+        host.process.kill()
+        if lost_disk and host.checkpoint is not None:
+            self.disks.remove(host.checkpoint)
+
+    def start_engine(self, name: str) -> None:
+        """Begin an engine's next life, of which nothing is unknown yet."""
+        if self.engines[name].up:
+            return
+        self.engines[name].start()
+        self.unknown[name] = 0
+        edge = self.edges[name]
+        if edge is not None:
+            edge.count_from_here()
 
     def start_state(self) -> None:
         self.trace.add("state", "starts")

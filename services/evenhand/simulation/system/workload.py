@@ -27,7 +27,8 @@ TENANTS_MAX: Final = 64
 _TOKEN_IDS: Final = range(FIRST_OUTPUT_TOKEN, 30_000)
 WORKLOADS: Final = ("mixed", "hot", "cold")
 STEP: Final = StepTime(base_ns=18_000_000, prefill_token_ns=120_000, running_sequence_ns=200_000)
-SLOTS_TOTAL_MIN: Final = 8
+SLOTS_TOTAL_MIN: Final = 6
+SLOTS_TOTAL_MAX: Final = 20
 LEG_S: Final = 0.6
 """About what a request takes on an engine; sets how fast they arrive."""
 
@@ -59,6 +60,7 @@ class Shape:
     partitions: int
     slots: int
     limits: EngineLimits
+    load_interval_ms: int
     kept_frames_max: int
     """Frames an engine can replay."""
     tenants: tuple[TenantSpec, ...]
@@ -75,7 +77,7 @@ def draw_shape(random: Random, requests: int, workload: str) -> Shape:
     if not 1 <= requests <= REQUESTS_MAX:
         raise InvalidInput(f"A run has 1 to {REQUESTS_MAX} requests, not {requests}.")
     engines = random.randint(1, 4)
-    slots = random.randint(-(-SLOTS_TOTAL_MIN // engines), 12)
+    slots = max(2, random.randint(SLOTS_TOTAL_MIN, SLOTS_TOTAL_MAX) // engines)
     blocks = random.choice((96, 160, 384, 1_024))
     limits = EngineLimits(BLOCK_SIZE, blocks, slots, random.choice((256, 512)), MODEL_TOKENS_MAX)
     tenants = _draw_tenants(random)
@@ -92,6 +94,7 @@ def draw_shape(random: Random, requests: int, workload: str) -> Shape:
         partitions=random.choice((1, 2, 4)),
         slots=slots,
         limits=limits,
+        load_interval_ms=random.choice((250, 500, 500)),
         kept_frames_max=random.choice((10_000, 10_000, 64)),
         tenants=tenants,
         arrivals=arrivals,
