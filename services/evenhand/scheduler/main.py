@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from evenhand.core.errors import EvenhandError, Unavailable
-from evenhand.core.facts import SchedulerConfig
+from evenhand.core.facts import OutputEstimatorKind, SchedulerConfig
 from evenhand.core.ids import PoolId
 from evenhand.kafka.config import KafkaConfig
 from evenhand.kafka.reader import KafkaLogReader
@@ -71,6 +71,12 @@ def parser() -> argparse.ArgumentParser:
         "--ticket-ttl-ms", type=int, default=30_000, help="a ticket ends so long after its renewal"
     )
     options.add_argument("--window-delay-ms", type=float, default=750.0, help="how far affinity may reach")
+    options.add_argument(
+        "--output-estimator",
+        choices=[kind.value for kind in OutputEstimatorKind],
+        default=OutputEstimatorKind.MEAN.value,
+        help="what stands for the output length of a request that does not tell it (default: %(default)s)",
+    )
     options.add_argument("--log-format", choices=("json", "console"), default="json")
     options.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return options
@@ -86,6 +92,7 @@ def config_of(arguments: argparse.Namespace) -> DaemonConfig:
             pool_id=PoolId(arguments.pool),
             ticket_ttl_ms=arguments.ticket_ttl_ms,
             window_delay_ms=arguments.window_delay_ms,
+            output_estimator=OutputEstimatorKind(arguments.output_estimator),
         ),
         secret_file=arguments.secret_file.expanduser(),
         listen=arguments.listen,

@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict[str, list[str]]] = {
         "--pool": ["q"], "--listen": ["127.0.0.1:2"], "--secret-file": ["other.secret"],
         "--tls-certificate": ["c2"], "--tls-key": ["k2"], "--tls-ca": ["a2"], "--insecure-loopback": [],
         "--reflection": [], "--lease-ttl-ms": ["1234"], "--ticket-ttl-ms": ["1234"], "--window-delay-ms": ["9.5"],
+        "--output-estimator": ["p75"],
     },
     "state": SHARED | ON_KAFKA | ON_DATABASE | {"--group-ms": ["3"], "--start-ms": ["77"]},
     "worker-edge": SHARED | ON_KAFKA | {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evenhand.core.errors import InvalidConfig
-from evenhand.core.facts import SchedulerConfig
+from evenhand.core.facts import OutputEstimatorKind, SchedulerConfig
 from evenhand.core.ids import PoolId
 from evenhand.scheduler.config import DaemonConfig, TlsConfig
 from evenhand.scheduler.main import config_of, main, parser
@@ -63,11 +63,13 @@ def test_what_is_allowed() -> None:
 def test_the_command_line_sets_what_it_says() -> None:
     arguments = [*BASE, "--listen", "127.0.0.1:1", "--metrics-port", "9", "--insecure-loopback", "--reflection"]
     arguments += ["--lease-ttl-ms", "7", "--ticket-ttl-ms", "8", "--window-delay-ms", "9.5"]
+    arguments += ["--output-estimator", "decayed_max"]
     settings = config_of(parser().parse_args(arguments))
     assert settings.pool_id == "p"
     assert settings.metrics_listen == "127.0.0.1:9"
     assert (settings.insecure_loopback, settings.reflection) == (True, True)
     assert (settings.lease_ttl_ms, settings.core.ticket_ttl_ms, settings.core.window_delay_ms) == (7, 8, 9.5)
+    assert settings.core.output_estimator is OutputEstimatorKind.DECAYED_MAX
     given = config_of(parser().parse_args([*BASE, "--tls-certificate", "c", "--tls-key", "k", "--tls-ca", "a"]))
     assert given.tls == TlsConfig(Path("c"), Path("k"), Path("a"))
 
