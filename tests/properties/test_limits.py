@@ -275,7 +275,8 @@ def refill_by_the_second(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_bucket_for_all_users(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RateLimit, "per_user", False)
+    right = RateLimit.move
+    patch.setattr(RateLimit, "move", lambda self, key, amount, now: right(self, "", amount, now))
 
 
 def a_change_fills_up(patch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,22 @@ class Bucket:
 class RateLimit:
     """One limit: a bucket for each key (user), or the one bucket of the tenant."""
 
-    __slots__ = ("_buckets", "_burst_units", "_full_times", "_rest", "burst", "name", "per_minute")
+    __slots__ = (
+        "_buckets",
+        "_burst_units",
+        "_full_times",
+        "_rest",
+        "burst",
+        "counts_tokens",
+        "name",
+        "per_minute",
+        "per_user",
+    )
 
     def __init__(self, name: str, per_minute: int, burst: int, now_ns: int) -> None:
         self.name = name
+        self.counts_tokens = name in (TENANT_TOKENS, USER_TOKENS)
+        self.per_user = name in (USER_REQUESTS, USER_TOKENS)
         self.per_minute = per_minute
         self.burst = burst
         self._burst_units = burst * UNITS
@@ -58,18 +70,10 @@ class RateLimit:
         """Every bucket that is not kept."""
         self._buckets: dict[str, Bucket] = {}
         self._full_times: list[tuple[int, str]] = []
-        """A heap with at least one time for each bucket, at or before which it is not yet full."""
+        """A heap with at least one time for each user's bucket, at or before which it is not yet full."""
 
     def __len__(self) -> int:
         return len(self._buckets)
-
-    @property
-    def counts_tokens(self) -> bool:
-        return self.name in (TENANT_TOKENS, USER_TOKENS)
-
-    @property
-    def per_user(self) -> bool:
-        return self.name in (USER_REQUESTS, USER_TOKENS)
 
     def remaining(self, key: str, now_ns: int) -> int:
         """Whole requests or tokens left; negative where some are owed."""
@@ -97,7 +101,8 @@ class RateLimit:
 
     def move(self, key: str, amount: int, now_ns: int) -> None:
         """Add ``amount`` requests or tokens to a bucket, up to the burst; or take them (negative), into debt."""
-        self._drop_full(now_ns)
+        if self.per_user:
+            self._drop_full(now_ns)
         bucket = self._buckets.get(key)
         is_kept = bucket is not None
         if bucket is None:
@@ -107,7 +112,7 @@ class RateLimit:
         if not is_kept and bucket.level == level:
             return
         self._buckets[key] = bucket
-        if not is_kept or amount > 0:
+        if self.per_user and (not is_kept or amount > 0):
             self._note_full(key, bucket)
 
     def change(self, per_minute: int, burst: int, now_ns: int) -> None:

@@ -8,8 +8,10 @@ import pytest
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.checkpoint import SchedulerCheckpoint, TicketHeld
 from evenhand.core.errors import SchemaMismatch
-from evenhand.core.facts import SchedulerConfig, TenantSpec, TenantState, Ticket
+from evenhand.core.estimator import OutputLearned
+from evenhand.core.facts import RateLimits, Request, SchedulerConfig, TenantSpec, TenantState, Ticket
 from evenhand.core.ids import Epoch, PoolId, RequestId, TenantId, TicketId, WorkerId
+from evenhand.core.limits import Limits
 from evenhand.core.presence import Presence
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import TenantChanged
@@ -35,6 +37,23 @@ def test_it_comes_back_to_the_bit() -> None:
     saved = decode_checkpoint(encode_checkpoint(taken, 1_234))
     assert saved.checkpoint == taken
     assert saved.saved_wall_ms == 1_234
+
+
+def test_limits_per_minute_and_what_was_learned_come_back_however_large_the_debt() -> None:
+    limits = Limits()
+    wide = RateLimits(10**12, 10**12, 1, 10**12)
+    limits.change(TenantSpec(TenantId("a"), rate_limits=wide, user_rate_limits=wide), 0)
+    for number in range(3):
+        prompt = Request(RequestId(f"r{number}"), TenantId("a"), (), 2**31 - 1, 1, user=f"u{number}")
+        limits.take(prompt, 2**31 - 1, 7)
+    limits.use(TenantId("a"), RequestId("r0"), 10**13, 7)
+    taken = limits.taken(TenantId("a"), RequestId("r0"))
+    open_ticket = replace(held(0, 1), taken=taken)
+    learned = (OutputLearned(TenantId("a"), 1 / 3, (1, 2**31 - 1)), OutputLearned(TenantId("b"), 7.0))
+    levels = limits.levels(7 + 10**9, {(TenantId("a"), RequestId(f"r{number}")) for number in range(3)})
+    assert min(each.whole for level in levels for each in level.buckets) < -(10**12)
+    saved = replace(checkpoint(), tickets=(open_ticket,), output_learned=learned, limits=levels)
+    assert decode_checkpoint(encode_checkpoint(saved, 1)).checkpoint == saved
 
 
 def test_keys_are_bounded_and_tickets_are_not_lost() -> None:
