@@ -6,6 +6,7 @@ parameter and an impossible value end in ``InvalidInput``: one sentence that nam
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -110,15 +111,31 @@ def make_policy(name: str, settings: Mapping[str, object] | None = None, seed: i
 def _parsed(name: str, key: str, hint: Any, text: str) -> object:
     """A field's value from text, by its type: bool, int, float, str, an enum, or one of these or None."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    wanted = []
     for kind in kinds:
-        if kind is types.NoneType and text.lower() == "none":
-            return None
-        if kind is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if kind in (int, float, str) or (isinstance(kind, type) and issubclass(kind, Enum)):
-            try:
+        if kind is types.NoneType:
+            wanted.append("none")
+            if text.lower() == "none":
+                return None
+        elif kind is bool:
+            wanted.append("true or false")
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            wanted.append(" or ".join(member.value for member in kind))
+            if text in [member.value for member in kind]:
                 return kind(text)
+        elif kind in (int, float):
+            wanted.append("a whole number, 0 or more" if kind is int else "a number, 0 or more and finite")
+            try:
+                number: float = kind(text)
             except ValueError:
                 continue
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise InvalidInput(f"The parameter {key!r} of the policy {name!r} is {text!r}, but must be of type {wanted}.")
+            if 0 <= number < math.inf:
+                return number
+        elif kind is str:
+            return text
+    if not wanted:
+        raise InvalidInput(f"The parameter {key!r} of the policy {name!r} cannot be set as text.")
+    must = " or ".join(wanted)
+    raise InvalidInput(f"The parameter {key!r} of the policy {name!r} is {text!r}, but must be {must}.")

@@ -132,11 +132,10 @@ class VtcCounters:
     def produce(self, leg: VtcLeg, tokens: int = 1) -> None:
         """Charge output tokens as they are produced, as far as they are beyond the prediction."""
         assert not leg.ended, "a leg that ended produces nothing"
-        paid = max(float(leg.produced_tokens), leg.predicted_output_tokens)
-        leg.produced_tokens += tokens
-        beyond = leg.produced_tokens - paid
-        if beyond > 0:
-            self._charge(leg.client, self.output_cost * beyond)
+        before, paid = leg.produced_tokens, leg.predicted_output_tokens
+        leg.produced_tokens = after = before + tokens
+        if after > paid:
+            self._charge(leg.client, self.output_cost * (after - (max(paid, before))))
 
     def end(self, leg: VtcLeg) -> None:
         """The request finished or was cancelled: give back what was predicted and not produced."""
