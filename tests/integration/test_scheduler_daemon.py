@@ -271,6 +271,18 @@ async def test_a_limit_per_minute_says_which_it_was_and_when_to_come_back(world:
         await client.acquire("three", user="v")
 
 
+async def test_a_limit_per_minute_holds_across_a_restart(world: World) -> None:
+    world.add_tenants("a", rate_limits=RateLimits(requests_per_minute=1, tokens_per_minute=60, tokens_burst=10))
+    async with world.daemon() as daemon, connected(daemon) as client:
+        await client.acquire("one", expected_output_tokens=64)
+    async with world.daemon() as daemon, connected(daemon) as client:
+        error = await error_of(client.acquire("two"))
+        assert error.metadata["limit"] in ("tenant_requests_per_minute", "tenant_tokens_per_minute")
+        assert error.retry_after_ms is not None
+        assert 0 < error.retry_after_ms <= 65_000
+        await client.acquire("one")  # still open: not charged again
+
+
 async def test_a_full_queue_says_when_to_come_back(world: World) -> None:
     world.add_tenants("a", queue_length_max=2)
     async with world.daemon() as daemon, connected(daemon) as client:
