@@ -2,6 +2,7 @@
 
 import pytest
 
+from evenhand.engine.batching import Engine
 from evenhand.engine.limits import EngineLimits
 from evenhand.policies.policy import Arrival
 from evenhand.policies.table import POLICIES, make_policy
@@ -99,3 +100,16 @@ def test_impossible_settings_are_named() -> None:
     ):
         with pytest.raises(Exception, match=words):
             run_trial(make_policy("fcfs-round-robin"), workload, settings)
+
+
+@pytest.mark.parametrize("name", ["fcfs-least-load", "longest-prefix", "vtc-affine", "d2lpm", "evenhand"])
+def test_skipping_ahead_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many decode steps in one go, or one by one: the same fate for every request, to the nanosecond."""
+
+    def fates() -> list[tuple[int, int, int, int, int]]:
+        outcomes = run_trial(make_policy(name), hot_tenant(SMALL, 6)).outcomes
+        return [(o.worker, o.placed_ns, o.first_token_ns, o.finished_ns, o.cached_tokens) for o in outcomes]
+
+    skipping = fates()
+    monkeypatch.setattr(Engine, "advance", lambda engine, duration_ns_max: engine.step())
+    assert fates() == skipping

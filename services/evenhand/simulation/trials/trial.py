@@ -46,10 +46,10 @@ class PolicyStuck(InvalidInput):
 
 def run_trial(policy: Policy, workload: Workload, settings: TrialSettings | None = None) -> TrialResult:
     """Run a workload to its end under a fresh policy. ``InvalidInput`` for settings that make no sense."""
-    return _Trial(policy, workload, settings or TrialSettings()).run()
+    return Trial(policy, workload, settings or TrialSettings()).run()
 
 
-class _Trial:
+class Trial:
     """One run. Built, run once, thrown away."""
 
     def __init__(self, policy: Policy, workload: Workload, settings: TrialSettings) -> None:
