@@ -1,0 +1,1 @@
+"""VTC's published measurements, repeated on the simulated engine; see ``docs/results/vtc.md``."""
