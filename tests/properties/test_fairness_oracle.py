@@ -13,6 +13,7 @@ from evenhand.core.fair_queue import FairQueue
 from evenhand.core.fitting import Fitting
 from evenhand.core.legs import Legs
 from evenhand.core.placement import Placement
+from evenhand.core.steps import LegEnded
 from evenhand.core.tenant import Tenant
 from evenhand.core.worker import Worker
 
@@ -63,8 +64,9 @@ def settled_twice(patch: Patch) -> None:
 
     def end_twice(self: Legs, held: Any, outcome: Any, usage: Any, now_ns: int, *rest: Any) -> None:
         end(self, held, outcome, usage, now_ns, *rest)
-        correction = rest[1][-1].correction if outcome is LegOutcome.SETTLED else 0.0
-        self.move(held.user, now_ns, correction, held.ticket)
+        (told,) = [each for each in rest[1] if isinstance(each, LegEnded) and each.ticket is held.ticket]
+        correction = told.correction if outcome is LegOutcome.SETTLED else 0.0
+        self.move(held.user, now_ns, correction, held)
 
     patch.setattr(Legs, "end", end_twice)
 
@@ -138,8 +140,8 @@ def declined_means_idle(patch: Patch) -> None:
     """Where every pair is declined, the worker stays idle."""
     best = Placement._best
 
-    def best_or_none(self: Placement, now_ns: int) -> Any:
-        choice = best(self, now_ns)
+    def best_or_none(self: Placement, now_ns: int, *only: Any) -> Any:
+        choice = best(self, now_ns, *only)
         return None if choice is not None and choice.declined else choice
 
     patch.setattr(Placement, "_best", best_or_none)

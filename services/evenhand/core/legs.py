@@ -20,7 +20,7 @@ move the old band's clock and the user's, and not the tenant's in its new band.
 
 from dataclasses import dataclass, field
 
-from evenhand.core.estimator import NS_PER_MS, CostRate, OutputEstimator
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
 from evenhand.core.fair_tree import FairTree
@@ -33,7 +33,7 @@ from evenhand.core.placement import Choice, Placement
 from evenhand.core.presence import PrefillOutcome, Presence
 from evenhand.core.queued import Queued
 from evenhand.core.rooms import Rooms
-from evenhand.core.steps import Effect, Granted, LegEnded, Refute
+from evenhand.core.steps import Effect, Granted, IdleCharged, LegEnded, Refute
 from evenhand.core.tenant import Tenant, User
 from evenhand.core.tickets import OpenTicket, TicketBook, believed_usage
 from evenhand.core.worker import Worker
@@ -179,6 +179,8 @@ class Legs:
                 keyed_tokens=len(keys) * worker.spec.block_size_tokens if worker is not None else 0,
             )
         )
+        idled = self._idled(held, outcome, believed, attained, now_ns)
+        self.charge_idled(held.queued, idled, now_ns, effects)
 
     def adopt(self, ticket: Ticket, block_keys: tuple[int, ...], now_ns: int) -> OpenTicket:
         """Take over a valid ticket of an earlier term that no checkpoint told of: charge it here."""
@@ -274,9 +276,58 @@ class Legs:
             if not held.has_left_band:
                 self.fair.book(user, reach_tokens, user_v, cost / ticket.weight, band_v)
             else:
-                self.fair.book(user, reach_tokens, user_v)
+                # Before the tenant may bring its band into A again, and a lift there takes its place.
                 self.fair.correct_band(held.band, band_v)
+                self.fair.book(user, reach_tokens, user_v)
         self.noted(tenant, was_in_a, now_ns)
+
+    def charge_idled(self, queued: Queued, cost: float, now_ns: int, effects: list[Effect]) -> None:
+        """A request is withdrawn that a worker was kept for, or that held room: its tenant pays for that."""
+        user = queued.user
+        if cost <= 0.0 or user is None:
+            return
+        queued.idled = 0.0
+        tenant = user.tenant
+        band, was_in_a = tenant.band, tenant.in_a
+        tenant.cost_idled += cost
+        reach_tokens = user.reach_tokens if user.in_a else None
+        self.fair.book(user, reach_tokens, cost / user.weight, cost / tenant.weight, cost / band.weight)
+        self.noted(tenant, was_in_a, now_ns)
+        effects.append(
+            IdleCharged(
+                tenant.spec.tenant_id,
+                queued.request.request_id,
+                cost,
+                band.node_id,
+                band.weight,
+                tenant.weight,
+                user.node_id,
+                user.weight,
+            )
+        )
+
+    def _idled(
+        self, held: OpenTicket, outcome: LegOutcome, usage: Usage | None, attained: float, now_ns: int
+    ) -> float:
+        """What a leg that ends idled beyond what it attained: by the worker kept for it, and by its hold on room.
+
+        A leg that was broken off (cancelled, or without any output) has held its room for nothing: it pays for the
+        time at the room's share of R, up to its charge, so that room cannot be had for a floor of 1 by cancelling.
+        Where no other tenant is in A nobody missed it.
+        """
+        if outcome is LegOutcome.WORKER_LOST or usage is None:
+            return 0.0
+        ticket = held.ticket
+        cost = held.queued.idled * max(0.0, 1.0 - attained / ticket.charge)
+        worker = self.rooms.workers.get(ticket.worker_id)
+        is_broken_off = outcome is LegOutcome.CANCELLED or usage.output_tokens == 0
+        others_in_a = len(self.fair) - held.user.tenant.in_a
+        if is_broken_off and others_in_a and worker is not None and ticket.term == self.term and self.fair.members:
+            part = max(1.0 / worker.spec.slots, held.kv_blocks / worker.spec.kv_blocks)
+            held_s = (now_ns - ticket.granted_at_ns) / NS_PER_S
+            room = self.cost_rate.per_s / len(self.fair.members) * part * held_s
+            cost += max(0.0, min(room, held.booked) - attained)
+        return cost
 
     def noted(self, tenant: Tenant, was_in_a: bool, now_ns: int) -> None:
         """A tenant may have entered or left A."""

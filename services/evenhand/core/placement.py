@@ -25,7 +25,7 @@ from evenhand.core.fair_tree import FairTree, path_v
 from evenhand.core.fitting import Fitting
 from evenhand.core.front import Front, Fronts
 from evenhand.core.heads import Heads
-from evenhand.core.ids import WorkerId
+from evenhand.core.keeping import Keeping
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.presence import Presence
 from evenhand.core.queued import BestHead, Queued
@@ -87,8 +87,13 @@ class Placement:
         self.fitting = Fitting(fair, outstanding, config.headroom_divisor)
         self.heads = Heads(config, presence, fair, rooms)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
-        self.kept: tuple[User, Worker] | None = None
-        """The worker kept for the most-behind user."""
+        self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
+
+    @property
+    def kept(self) -> tuple[User, Worker] | None:
+        """For whom which worker is kept, as of the last look."""
+        kept = self.keeping.kept
+        return (kept.user, kept.worker) if kept is not None else None
 
     def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
         """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere.
@@ -97,7 +102,7 @@ class Placement:
         """
         # Each further pass has looked one more request up afresh, so the passes end.
         while True:
-            self._keep(now_ns)
+            self.keeping.look(now_ns)
             choice = self._best(now_ns, only)
             if choice is None or choice.queued.map_version == self.heads.map_version:
                 return choice
@@ -126,8 +131,9 @@ class Placement:
     def _candidates(self, worker: Worker, front: Front, tight: bool, now_ns: int) -> list[User]:
         """C_w; where only headroom is left, those of C_w that may use it."""
         users = self.fronts.below_share(front) if tight else front.users
-        if self.kept is not None and self.kept[1] is worker:
-            return [user for user in users if user is self.kept[0]]
+        kept = self.keeping.kept
+        if kept is not None and kept.worker is worker:
+            return [user for user in users if user is kept.user]
         if not front.is_cut:
             return users
         sticky = self.fronts.sticky(front, worker, tight)
@@ -250,33 +256,3 @@ class Placement:
                 declined = Choice(user, queued, worker, tokens, score)
                 declined.declined = True
         return free or declined
-
-    # What is kept
-
-    def _keep(self, now_ns: int) -> None:
-        """Keep the worker predicted free first for the most-behind user, while it fits nowhere."""
-        user = self._fair.first()
-        if user is None:
-            self.kept = None
-            return
-        self.heads.refresh_due((user,), now_ns)
-        for worker in self._rooms.open.values():
-            head = user.best.get(worker.spec.worker_id) or self._know(user, worker)
-            if head.blocks_min > worker.spec.kv_blocks - worker.kv_reserved_blocks:
-                continue
-            for queued in self.heads.of(user):
-                if self.fitting.fits_but_headroom(queued, worker, queued.cached.get(worker.spec.worker_id, 0)):
-                    self.kept = None
-                    return
-        first = self.heads.of(user)[0]
-        if self.kept is not None and self.kept[0] is user and self.fitting.could_take(first, self.kept[1]):
-            return
-        self.kept = None
-        soonest: tuple[int, WorkerId] | None = None
-        for worker in self._fair.members.values():
-            if not self.fitting.could_take(first, worker):
-                continue
-            free = (self.fitting.predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
-            if soonest is None or free < soonest:
-                soonest = free
-                self.kept = (user, worker)

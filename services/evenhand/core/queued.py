@@ -23,6 +23,7 @@ class Queued:
         "cached_best",
         "enqueued_at_ns",
         "excluded",
+        "idled",
         "leg",
         "map_version",
         "output_tokens_estimated",
@@ -44,6 +45,8 @@ class Queued:
         """What a worker must be able to hold to ever run this."""
         self.excluded: tuple[WorkerId, ...] = request.excluded_workers
         self.leg = 1
+        self.idled = 0.0
+        """Cost that others missed while a worker was kept for this request."""
         self.overtaken = 0
         self.cached = NO_MATCHES
         """Usable cached tokens by worker, as of ``map_version``; absent: 0."""

@@ -131,10 +131,13 @@ class Requests:
         if held is not None:
             self.end(held, LegOutcome.CANCELLED, cancel.usage, now_ns, effects)
         elif cancel.request_id in tenant.queue:
+            queued = tenant.queue[cancel.request_id]
+            self._legs.placement.keeping.accrue(now_ns)
             self.unqueue(tenant, cancel.request_id, now_ns)
             self.refuse(
                 cancel.tenant_id, cancel.request_id, RefusalReason.CANCELLED, "The client cancelled.", effects
             )
+            self._legs.charge_idled(queued, queued.idled, now_ns, effects)
 
     def renew(self, renew: Renew, now_ns: int, effects: list[Effect]) -> None:
         """Keep a ticket alive, and book what its leg has used beyond the charge."""
@@ -314,7 +317,9 @@ class Requests:
                 continue
             tenant, queued = waits
             request = queued.request
+            self._legs.placement.keeping.accrue(now_ns)
             self.unqueue(tenant, request.request_id, now_ns)
             waited_ms = (now_ns - queued.enqueued_at_ns) // NS_PER_MS
             sentence = f"The deadline passed after {waited_ms} ms in the queue."
             self.refuse(request.tenant_id, request.request_id, RefusalReason.DEADLINE, sentence, effects)
+            self._legs.charge_idled(queued, queued.idled, now_ns, effects)

@@ -159,8 +159,8 @@ class PoolScheduler:
     @property
     def kept(self) -> tuple[TenantId, WorkerId] | None:
         """The worker kept for the most-behind tenant, as of the last decision."""
-        kept = self._legs.placement.kept
-        return (kept[0].tenant.spec.tenant_id, kept[1].spec.worker_id) if kept is not None else None
+        kept = self._legs.placement.keeping.kept
+        return (kept.user.tenant.spec.tenant_id, kept.worker.spec.worker_id) if kept is not None else None
 
     def estimate_of(self, tenant_id: TenantId, request_id: RequestId) -> int:
         """Estimated output tokens of a request that waits."""

@@ -124,6 +124,7 @@ class Tenant(FairChild):
         "cost_due_mark",
         "cost_got",
         "cost_guaranteed",
+        "cost_idled",
         "forgotten",
         "granted",
         "guarantee_tag_ns",
@@ -163,6 +164,8 @@ class Tenant(FairChild):
         self.cost_got = 0.0
         self.cost_guaranteed = 0.0
         """The part of ``cost_got`` that is booked to the guarantee ledger."""
+        self.cost_idled = 0.0
+        """Charged for workers and room that it left idle; on the clock, and in neither ``cost_got`` nor due."""
         self.guaranteed_units = 0
         self.guarantee_tag_ns = 0.0
         self.guarantee_waits = False

@@ -1,0 +1,202 @@
+"""What it costs to have a worker kept, or to hold room, and then not to use it."""
+
+import heapq
+
+import pytest
+from tests.unit.core.scheduler_world import MS, World, config, ended, ticket, tickets
+
+from evenhand.core.facts import LegOutcome, Ticket, Usage
+from evenhand.core.legs import Legs
+from evenhand.core.steps import Granted, IdleCharged, Refused, Settle, Tick
+
+LONG_MS = 10**9
+LEG_NS = 100 * MS
+WHOLE = 12_700
+"""Tokens of a prompt that takes all of a worker's 800 blocks."""
+
+
+def pool(workers: tuple[str, ...] = ("w1",), **changes: object) -> World:
+    settings: dict[str, object] = {
+        "worker_stale_after_ms": LONG_MS,
+        "worker_lost_after_ms": LONG_MS,
+        "prefill_pending_max_tokens": 10**9,
+        **changes,
+    }
+    world = World(config(**settings))
+    world.workers(*workers, slots=8, kv_blocks=800)
+    return world
+
+
+def charges(world: World) -> list[IdleCharged]:
+    return [effect for effect in world.effects if isinstance(effect, IdleCharged)]
+
+
+def kept_for_large(world: World) -> list[Ticket]:
+    """One worker full of short legs, and kept for the large request that is most behind."""
+    world.tenants("large", "small", "other")
+    running = [t for _ in range(8) for t in tickets(world.submit("small", prompt=1_500, output=10))]
+    world.submit("large", prompt=WHOLE, output=10, request_id="large")
+    for _ in range(4):
+        world.submit("other", prompt=1_500, output=10)
+    world.settle(running.pop(0), after_ms=10)
+    assert world.scheduler.kept == ("large", "w1")
+    return running
+
+
+def test_a_request_that_is_withdrawn_pays_what_its_keeping_idled() -> None:
+    world = pool(cost_rate_default_per_s=8_000.0)
+    running = kept_for_large(world)
+    world.settle(running.pop(0), after_ms=100)
+    rate = world.scheduler.status(world.now_ns).cost_rate_per_s
+    before = world.v("large")
+    world.step(Tick(), after_ms=100)
+    effects = world.cancel("large", "large")
+    (charge,) = charges(world)
+    assert [type(e) for e in effects[:2]] == [Refused, IdleCharged]
+    assert (charge.tenant_id, charge.request_id) == ("large", "large")
+    # An eighth of the worker idled for the first tenth of a second, a quarter for the second.
+    assert charge.cost == pytest.approx(rate * 0.1 * (1 / 8 + 2 / 8), rel=0.2)
+    assert world.v("large") == pytest.approx(before + charge.cost)
+    status = next(t for t in world.scheduler.status(0).tenants if t.tenant_id == "large")
+    assert (status.cost_idled, status.cost_got) == (charge.cost, 0.0)
+
+
+def test_who_is_served_in_the_end_pays_for_no_keeping() -> None:
+    world = pool()
+    running = kept_for_large(world)
+    held = None
+    while held is None:
+        effects = world.settle(running.pop(0), after_ms=50)
+        held = next((t for t in tickets(effects) if t.request_id == "large"), None)
+    (end,) = ended(world.settle(held, after_ms=500))
+    assert end.attained == held.charge
+    assert not charges(world)
+
+
+@pytest.mark.parametrize("outcome", [LegOutcome.SETTLED, LegOutcome.CANCELLED])
+def test_a_leg_that_is_broken_off_pays_for_the_keeping_in_the_part_left_undone(outcome: LegOutcome) -> None:
+    world = pool()
+    running = kept_for_large(world)
+    held = None
+    while held is None:
+        effects = world.settle(running.pop(0), after_ms=50)
+        held = next((t for t in tickets(effects) if t.request_id == "large"), None)
+    (_, charge, *_) = world.step(Settle(held.ticket_id, Usage(1, 0, 0), outcome))
+    assert isinstance(charge, IdleCharged)
+    assert charge.cost > 0.0
+
+
+def test_nobody_pays_for_what_nobody_else_wanted() -> None:
+    world = pool()
+    world.tenants("only", "other")
+    for _ in range(8):
+        world.submit("only", prompt=1_500, output=10)
+    world.submit("only", prompt=WHOLE, output=10, request_id="large")
+    world.tick(500)
+    world.cancel("only", "large")
+    assert not charges(world)
+
+
+def test_deadlines_that_pass_while_a_worker_is_kept_pay_too() -> None:
+    world = pool()
+    world.tenants("large", "small", "other")
+    running = [t for _ in range(8) for t in tickets(world.submit("small", prompt=1_500, output=10))]
+    world.submit("large", prompt=WHOLE, output=10, request_id="large", deadline_ns=300 * MS)
+    world.submit("other", prompt=1_500, output=10)
+    world.settle(running.pop(0), after_ms=10)
+    world.tick(400)
+    (charge,) = charges(world)
+    assert charge.request_id == "large"
+
+
+def test_room_is_not_had_for_the_floor_by_cancelling() -> None:
+    world = pool(cost_rate_default_per_s=8_000.0)
+    world.tenants("holds", "waits")
+    held = ticket(world.submit("holds", prompt=6_000, output=10, request_id="held"))
+    for _ in range(12):
+        world.submit("waits", prompt=1_500, output=10)
+    world.tick(200)
+    world.cancel("holds", "held", Usage())
+    rate = world.scheduler.status(0).cost_rate_per_s
+    (charge,) = charges(world)
+    (end,) = [e for e in ended(world.effects) if e.ticket == held]
+    assert end.attained == 1.0
+    part = 376 / 800  # 6,010 tokens in blocks of 16
+    assert charge.cost + end.attained == pytest.approx(rate * 0.2 * part, rel=0.1)
+    assert charge.cost + end.attained <= held.charge
+
+
+def test_a_cancel_never_costs_more_than_the_charge() -> None:
+    world = pool(cost_rate_default_per_s=1e6)
+    world.tenants("holds", "waits")
+    held = ticket(world.submit("holds", prompt=600, output=10, request_id="held"))
+    for _ in range(12):
+        world.submit("waits", prompt=1_500, output=10)
+    world.tick(20_000)
+    world.cancel("holds", "held", Usage())
+    assert sum(c.cost for c in charges(world)) + 1.0 == pytest.approx(held.charge)
+
+
+def test_what_was_produced_before_the_cancel_counts() -> None:
+    world = pool()
+    world.tenants("holds", "waits")
+    held = ticket(world.submit("holds", prompt=600, output=400, request_id="held"))
+    for _ in range(12):
+        world.submit("waits", prompt=1_500, output=10)
+    world.tick(50)
+    world.cancel("holds", "held", Usage(600, 0, held.output_tokens_estimated))
+    assert not charges(world)
+
+
+def goodput(griefer: bool, duration_ms: int = 8_000) -> int:
+    """Legs of 24 honest tenants in a while, beside one that has a worker drained and withdraws in time."""
+    world = pool(("w1", "w2"))
+    honest = [f"h{n}" for n in range(24)]
+    world.tenants(*honest, "grief")
+    done, asked = 0, 0
+    ends: list[tuple[int, int, Ticket]] = []
+    granted_count = 0
+
+    def take(effects: tuple[object, ...]) -> None:
+        nonlocal asked, granted_count
+        for effect in effects:
+            if not isinstance(effect, Granted):
+                continue
+            granted = effect.ticket
+            if granted.tenant_id == "grief":
+                take(world.cancel("grief", granted.request_id, Usage()))
+                asked += 1
+                take(world.submit("grief", prompt=WHOLE, output=10, request_id=f"grief{asked}"))
+                continue
+            granted_count += 1
+            leg_ns = LEG_NS // 2 + LEG_NS * (granted_count * 37 % 100) // 100
+            heapq.heappush(ends, (world.now_ns + leg_ns, granted_count, granted))
+
+    for name in honest:
+        for _ in range(2):
+            take(world.submit(name, prompt=1_500, output=10))
+    if griefer:
+        take(world.submit("grief", prompt=WHOLE, output=10, request_id="grief0"))
+    while world.now_ns < duration_ms * MS:
+        at_ns, _, over = heapq.heappop(ends)
+        world.now_ns = at_ns
+        done += 1
+        take(world.submit(over.tenant_id, prompt=1_500, output=10))
+        take(world.settle(over))
+        kept = world.scheduler.kept
+        running = sum(w.slots_used for w in world.scheduler.status(0).workers if kept and w.worker_id == kept[1])
+        if kept is not None and kept[0] == "grief" and running == 1:
+            take(world.cancel("grief", f"grief{asked}"))
+            asked += 1
+            take(world.submit("grief", prompt=WHOLE, output=10, request_id=f"grief{asked}"))
+    return done
+
+
+def test_griefing_through_the_kept_worker_costs_the_griefer_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed, mended = goodput(griefer=False), goodput(griefer=True)
+    monkeypatch.setattr(Legs, "charge_idled", lambda self, queued, cost, now_ns, effects: None)
+    unmended = goodput(griefer=True)
+    print(undisturbed, mended, unmended)
+    # One of 25 equal tenants may cost the others its 25th, and what a draining worker adds.
+    assert mended >= undisturbed * 24 / 25 * 0.97
+    assert unmended < undisturbed * 0.85
