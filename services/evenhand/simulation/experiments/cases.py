@@ -16,7 +16,13 @@ from evenhand.policies.table import make_policy
 from evenhand.simulation.experiments.experiment import Cell, Measured
 from evenhand.simulation.trials.measures import measure, percentile
 from evenhand.simulation.trials.record import Outcome, TrialResult
-from evenhand.simulation.trials.settings import Intervention, MapFaults, TrialSettings, WorkerFailure
+from evenhand.simulation.trials.settings import (
+    FOREVER_NS,
+    Intervention,
+    MapFaults,
+    TrialSettings,
+    WorkerFailure,
+)
 from evenhand.simulation.trials.trial import run_trial
 from evenhand.simulation.trials.workload import Workload
 
@@ -47,6 +53,8 @@ class TrialCase:
     workers: int = 4
     map_faults: MapFaults = field(default_factory=MapFaults)
     failures: tuple[WorkerFailure, ...] = ()
+    until_s: float = 0.0
+    """Stop here; what has no first token by then waits without end. 0: when everything has ended."""
     tenants: tuple[str, ...] = ()
     """Tenants whose own figures are wanted."""
 
@@ -76,8 +84,9 @@ def built(scene: Scene, seed: int) -> Workload:
 def run_case(case: TrialCase, seed: int, interventions: Iterable[Intervention] = ()) -> TrialResult:
     """Run it. Seeds of the policy and of the faults follow the workload's."""
     workload = built(case.scene, seed)
+    until_ns = int(case.until_s * NS_PER_S) or FOREVER_NS
     settings = TrialSettings(
-        case.workers, seed, case.map_faults, case.failures, tuple(interventions), sample_ns=NS_PER_S
+        case.workers, seed, case.map_faults, case.failures, tuple(interventions), NS_PER_S, until_ns
     )
     return run_trial(make_policy(case.policy, dict(case.settings), seed), workload, settings)
 

@@ -1,9 +1,11 @@
 """Workloads made of streams: each stream is one kind of client, honest or not, with arrivals of its own.
 
 A stream's chance depends on the seed and on its own name alone. So a scene with an adversary and the same scene
-without it ask exactly the same of everybody else, and a comparison of the two shows the adversary and nothing else.
+without it ask exactly the same of everybody else, and a comparison of the two shows the adversary and nothing
+else.
 
-Arrivals are Poisson, in bursts where a stream says so, and open loop: nobody waits for an answer before asking again.
+Arrivals are Poisson, in bursts where a stream says so, and open loop: nobody waits for an answer before asking
+again.
 """
 
 import dataclasses
