@@ -27,16 +27,22 @@ from evenhand.local.accounting import Ledger
 from evenhand.local.chart import save_chart
 from evenhand.local.engines import EngineFleet, FleetConfig
 from evenhand.local.load import LoadRun
-from evenhand.local.routers import CacheGreedyRouter, EvenhandRouter, RoundRobinRouter, Router
+from evenhand.local.routers import EvenhandRouter, PolicyRouter, Router
 from evenhand.local.stack import Stack, StackConfig, keys_by_principal
 from evenhand.local.stack_file import StackWorker
 from evenhand.local.table import WorkerView, live_view, summary_table
 from evenhand.local.workload import Arrival, DemoLoad, plan, plan_from_mooncake
 from evenhand.logs import configure_logs
+from evenhand.policies.table import make_policy
 from evenhand.postgres.seed import SeedApiKey, SeedFile, SeedTenant
 
 POOL = "demo"
-POLICIES = ("evenhand", "round-robin", "cache-greedy")
+PLAIN_POLICIES: dict[str, tuple[str, dict[str, object]]] = {
+    "round-robin": ("fcfs-round-robin", {}),
+    "cache-greedy": ("longest-prefix", {"exact_map": False}),
+}
+"""Plain routers of the demo: the policy of ``evenhand.policies`` behind each, and its parameters."""
+POLICIES = ("evenhand", *PLAIN_POLICIES)
 TRACE = Path(__file__).parent / "data" / "mooncake_conversation_sample.jsonl"
 REFRESH_SECONDS = 0.5
 PLAIN_REPORT_SECONDS = 6.0
@@ -140,9 +146,8 @@ class Demo:
     ) -> Router:
         if policy == "evenhand":
             return EvenhandRouter(clients, wait_s_max=self.config.seconds + 60)
-        if policy == "round-robin":
-            return RoundRobinRouter([worker.address for worker in fleet.workers], salts)
-        return CacheGreedyRouter(_specs(fleet), salts, fleet.config.model)
+        name, settings = PLAIN_POLICIES[policy]
+        return PolicyRouter(make_policy(name, settings), _specs(fleet), salts, fleet.config.model, policy)
 
     async def _run_policy(
         self, router: Router, fleet: EngineFleet, stack: Stack, http: aiohttp.ClientSession

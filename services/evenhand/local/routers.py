@@ -1,22 +1,23 @@
-"""Ways to place the demo's requests, behind one interface: Evenhand, and two that everybody knows.
+"""Ways to place the demo's requests, behind one interface: Evenhand, and policies that everybody knows.
 
 Round robin and cache-greedy send at once to a worker, as a plain router does; what they send waits in the
-engine's own queue, which knows no tenants. Evenhand holds the backlog itself.
+engine's own queue, which knows no tenants. They are the classes of ``evenhand.policies``, which the simulations
+compare. Evenhand holds the backlog itself.
 """
 
-import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from evenhand.client import AsyncClient
 from evenhand.core.block_key import block_keys, root_hash
-from evenhand.core.cache_map import CacheMap
-from evenhand.core.facts import WorkerSpec
-from evenhand.core.ids import TicketId, WorkerId
-from evenhand.core.presence import Presence
+from evenhand.core.errors import InvalidConfig
+from evenhand.core.facts import Usage, WorkerSpec
 from evenhand.local.workload import Arrival
+from evenhand.policies import policy as policies
+from evenhand.policies.policy import FleetWorker, Policy
 
 
 @dataclass(slots=True)
@@ -65,60 +66,51 @@ class EvenhandRouter:
                 )
 
 
-class RoundRobinRouter:
-    """The next worker, whatever it holds and whatever it does."""
+class PolicyRouter:
+    """A policy that sends at once, in front of live engines: the very class that simulations run.
 
-    name = "round-robin"
-
-    def __init__(self, addresses: Sequence[str], salts: dict[str, str]) -> None:
-        self._next = itertools.cycle(addresses)
-        self._salts = salts
-
-    @asynccontextmanager
-    async def place(self, arrival: Arrival) -> AsyncIterator[Placement]:
-        yield Placement(next(self._next), self._salts[arrival.tenant])
-
-
-@dataclass(slots=True)
-class _GreedyWorker:
-    spec: WorkerSpec
-    in_flight: int = 0
-
-
-@dataclass(slots=True)
-class CacheGreedyRouter:
-    """The worker that was sent the longest prefix of this prompt before; among equals the least in flight.
-
-    What a worker holds is assumed from what it was sent, bounded by its capacity, as prefix-aware routers do.
+    ``specs`` are the workers it may choose from, ``salts`` the tenants' cache salts. A policy that wants events is
+    told none, so it must be one that assumes what it sent. Raises ``InvalidConfig`` for one that holds requests
+    back: nobody here would tell it what engines do in between.
     """
 
-    specs: Sequence[WorkerSpec]
-    salts: dict[str, str]
-    model: str
-    name: str = "cache-greedy"
-    _workers: dict[WorkerId, _GreedyWorker] = field(default_factory=dict)
-    _presence: Presence = field(default_factory=lambda: Presence(CacheMap()))
-    _placed: int = 0
-
-    def __post_init__(self) -> None:
-        for spec in self.specs:
-            self._workers[spec.worker_id] = _GreedyWorker(spec)
-            self._presence.worker_joined(spec)
+    def __init__(
+        self, policy: Policy, specs: Sequence[WorkerSpec], salts: dict[str, str], model: str, name: str = ""
+    ) -> None:
+        if policy.holds_backlog or policy.wants_map or policy.wants_progress:
+            raise InvalidConfig(f"The policy {policy.name!r} cannot stand before live engines here.")
+        self.name = name or policy.name
+        self._policy = policy
+        self._addresses = {spec.worker_id: spec.address for spec in specs}
+        self._salts = salts
+        self._model = model
+        self._block_size = specs[0].block_size_tokens
+        self._arrived = 0
+        for spec in specs:
+            worker = FleetWorker(spec.worker_id, spec.slots, spec.kv_blocks, spec.block_size_tokens)
+            policy.worker_joined(worker, time.monotonic_ns())
 
     @asynccontextmanager
     async def place(self, arrival: Arrival) -> AsyncIterator[Placement]:
-        salt = self.salts[arrival.tenant]
-        block_size = self.specs[0].block_size_tokens
-        keys = block_keys(arrival.prompt, block_size, root_hash(self.model, salt=salt))
-        held = {match.worker_id: match.blocks for match in self._presence.match(keys)}
-        chosen = min(
-            self._workers.values(),
-            key=lambda worker: (-held.get(worker.spec.worker_id, 0), worker.in_flight, worker.spec.worker_id),
+        salt = self._salts[arrival.tenant]
+        now_ns = time.monotonic_ns()
+        keys = block_keys(arrival.prompt, self._block_size, root_hash(self._model, salt=salt))
+        output_tokens = arrival.output_tokens
+        asked = policies.Arrival(
+            self._arrived, now_ns, arrival.tenant, tuple(keys), len(arrival.prompt), output_tokens, output_tokens
         )
-        self._placed += 1
-        self._presence.presume(TicketId(str(self._placed)), chosen.spec.worker_id, keys, 0)
-        chosen.in_flight += 1
+        self._arrived += 1
+        self._policy.submit(asked, now_ns)
+        (placed,) = self._policy.place(now_ns)
+        placement = Placement(self._addresses[placed.worker_id], salt)
         try:
-            yield Placement(chosen.spec.address, salt)
+            yield placement
         finally:
-            chosen.in_flight -= 1
+            now_ns = time.monotonic_ns()
+            usage = Usage(placement.prompt_tokens, placement.cached_tokens, placement.output_tokens)
+            if placement.output_tokens:
+                self._policy.first_token(asked, placed.worker_id, placement.cached_tokens, now_ns)
+            if placement.output_tokens == output_tokens:
+                self._policy.finished(asked, placed.worker_id, usage, now_ns)
+            else:
+                self._policy.cancelled(asked, placed.worker_id, usage, now_ns)
