@@ -2,8 +2,8 @@
 
     python -m tests.simulation.run_seeds --from 1 --count 5000
 
-What was run is counted in ``seeds_run.json`` by a digest of ``services/evenhand``, so a count says which code it is
-of. Each seed that failed is printed with the command that runs it again, and noted there, too.
+What was run is counted in ``seeds_run.json`` by a digest of ``services/evenhand``: a count says of which code it
+is. Each seed that failed is printed with the command that runs it again, and noted there, too.
 """
 
 import argparse

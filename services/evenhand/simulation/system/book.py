@@ -100,6 +100,8 @@ class Book:
         """By ticket; more than one only where a successor took it over from a checkpoint."""
         self.tickets: dict[TicketId, Ticket] = {}
         """Every ticket that was ever granted."""
+        self.granted_at_ns: dict[TicketId, int] = {}
+        """When, by the run's own time."""
         self.page: Page | None = None
         """Of the latest term."""
 
@@ -232,6 +234,7 @@ class Page:
         if ticket.ticket_id in book.tickets:
             book.violated(f"Ticket {ticket.ticket_id} was granted twice.")
         book.tickets[ticket.ticket_id] = ticket
+        book.granted_at_ns[ticket.ticket_id] = book.trace.now_ns()
         if key not in self.waiting and key != submitted:
             book.violated(f"Ticket {ticket.ticket_id} was granted to {key}, which did not wait.")
         self._unwait(key)

@@ -7,7 +7,12 @@ from evenhand.core.block_key import unpack_keys
 from evenhand.core.facts import LegOutcome
 from evenhand.core.ids import WorkerId
 from evenhand.core.kv import Tier
+from evenhand.scheduler.secret import MasterSecret
+from evenhand.scheduler.tickets import TicketSigner
 from evenhand.simulation.system.client import Outcome
+from evenhand.simulation.system.clock import SKEW_MS_MAX
+from evenhand.simulation.system.faults import Fault
+from evenhand.simulation.system.hosts import SECRET
 
 if TYPE_CHECKING:
     from evenhand.simulation.system.hosts import EdgeHost
@@ -16,6 +21,10 @@ if TYPE_CHECKING:
 
 EVERYTHING = 1 << 62
 """More keys than any engine holds."""
+
+
+ADOPTION_MS = 100
+"""A ticket so near the end of its time to live may be too old by the time its holder is heard."""
 
 
 async def differences(system: "System") -> list[str]:
@@ -111,7 +120,13 @@ def _left_over(system: "System") -> Iterator[str]:
 
 def final_check(system: "System") -> None:
     """The checks that need no waiting: outcomes, tickets, ledger, faults that services recorded of themselves."""
-    for sentence in (*_outcomes(system), *_tickets(system), *_ledger(system), *_recorded(system)):
+    for sentence in (
+        *_outcomes(system),
+        *_tickets(system),
+        *_unknown(system),
+        *_ledger(system),
+        *_recorded(system),
+    ):
         system.violated(sentence)
 
 
@@ -131,6 +146,18 @@ def _tickets(system: "System") -> Iterator[str]:
         terms = [end.term for end in ends]
         if len(set(terms)) != len(terms):
             yield f"Ticket {ticket_id} of {ticket.request_id} ended twice in one term."
+
+
+def _unknown(system: "System") -> Iterator[str]:
+    """A ticket that its holder settled in time is booked, under whichever scheduler."""
+    signer = TicketSigner(MasterSecret(SECRET).ticket_key(system.config.pool_id))
+    skew_ms = 2 * SKEW_MS_MAX if Fault.CLOCK_SKEW in system.weather.faults else 0
+    for client in system.clients:
+        for token, at_ns in client.unknown:
+            ticket_id = signer.verify(token).ticket.ticket_id
+            age_ms = (at_ns - system.book.granted_at_ns[ticket_id]) / 1e6
+            if ticket_id not in system.book.ends and age_ms < system.config.ticket_ttl_ms - skew_ms - ADOPTION_MS:
+                yield f"Ticket {ticket_id} of {client.request_id} was settled and never booked."
 
 
 def _ledger(system: "System") -> Iterator[str]:

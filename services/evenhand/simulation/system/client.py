@@ -97,6 +97,8 @@ class Client:
         self.tickets: list[str] = []
         self.settled: list[tuple[str, pb.SettleRequest]] = []
         """Tokens that were settled with a usage, as told."""
+        self.unknown: list[tuple[str, int]] = []
+        """Tokens whose settlement was answered UNKNOWN_TICKET, and when."""
         self._around = around
         self._deadline_s = 0.0
         self._excluded: list[str] = []
@@ -273,6 +275,8 @@ class Client:
                 await self._call("Settle", wire, 2.0)
                 return
             except CallFailed as failed:
+                if failed.error.reason == UNKNOWN_TICKET:
+                    self.unknown.append((ticket, self.process.loop.now_ns))
                 if failed.error.reason in (UNKNOWN_TICKET, TICKET_ALREADY_CLOSED):
                     return
                 if failed.error.reason not in _AGAIN:

@@ -24,6 +24,8 @@ from evenhand.worker.checkpoint import EdgeCheckpoint, decode_checkpoint
 
 EPOCH_MS = 1_750_000_000_000
 """Wall clock, in milliseconds since 1970, at the beginning of every run."""
+SKEW_MS_MAX = 3_000
+"""How far a host's wall clock may be off, either way."""
 SERVICES = ("evenhand.worker.", "evenhand.state.", "evenhand.scheduler.")
 """Packages whose modules read virtual time while a simulation runs."""
 

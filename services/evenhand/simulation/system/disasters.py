@@ -39,6 +39,7 @@ class Disasters:
             Fault.EDGE_CRASH: self._edge_crash,
             Fault.STATE_CRASH: self._state_crash,
             Fault.SCHEDULER_CRASH: self._scheduler_crash,
+            Fault.SCHEDULER_CUT_OFF: self._scheduler_cut_off,
             Fault.DATABASE_SLOW: self._database_slow,
             Fault.DATABASE_AWAY: self._database_away,
             Fault.WORKERS_DRAINED: self._worker_drained,
@@ -103,6 +104,12 @@ class Disasters:
         self._system.database.away = True
         await self._rest(random.uniform(0.1, 5.0))
         self._system.database.away = False
+
+    async def _scheduler_cut_off(self, random: Random) -> None:
+        name = random.choice(self._system.network.schedulers).process.name
+        self._system.database.cut_off[name] = None
+        await self._rest(random.uniform(0.5, 8.0))
+        self._system.database.cut_off.pop(name, None)
 
     # ---- workers
 

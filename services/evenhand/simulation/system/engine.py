@@ -149,7 +149,7 @@ class SimulatedEngine:
 
     def reset_cache(self) -> bool:
         """Forget the prefix cache; False while anything runs."""
-        if not self.up or not self.engine.reset_prefix_cache():
+        if not self.up or self._stepping or not self.engine.reset_prefix_cache():
             return False
         self._publish(self.engine.pool.take_events())
         return True

@@ -41,6 +41,8 @@ class Fault(Enum):
     STATE_CRASH = "state-crash"
     """The state service dies, at a random moment or just before or after a transaction."""
     SCHEDULER_CRASH = "scheduler-crash"
+    SCHEDULER_CUT_OFF = "scheduler-cut-off"
+    """A scheduler alone does not reach the database; it lives on beside its successor."""
     DATABASE_SLOW = "database-slow"
     DATABASE_AWAY = "database-away"
     COMMITS_UNACKNOWLEDGED = "commits-unacknowledged"

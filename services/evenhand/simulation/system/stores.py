@@ -44,17 +44,22 @@ class Database:
         self.directory = MemoryDirectory()
         self.away = False
         self.slow = False
+        self.cut_off: dict[str, None] = {}
+        """Hosts that do not reach it."""
         self.on_commit: Callable[[str], None] = lambda _moment: None
         """Told ``before`` and ``after`` each transaction of the map; may kill who makes it."""
 
     async def statement(self, process: Process, usual_s: float = STATEMENT_S) -> None:
         """The time of one statement; raises ``Unavailable`` while the database is away."""
-        if self.away:
+        if not self._answers(process):
             await process.pause(AWAY_S)
             raise Unavailable("The database is away.")
         await process.pause(self.weather.delay_s(usual_s) * (SLOW_FACTOR if self.slow else 1.0))
-        if self.away:
+        if not self._answers(process):
             raise Unavailable("The database went away.")
+
+    def _answers(self, process: Process) -> bool:
+        return not self.away and process.name not in self.cut_off
 
 
 @dataclass(frozen=True, slots=True)

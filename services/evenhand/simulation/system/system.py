@@ -27,7 +27,7 @@ from evenhand.simulation.system.broker import Broker
 from evenhand.simulation.system.chance import Chance
 from evenhand.simulation.system.checkers import differences, final_check, unknown_max
 from evenhand.simulation.system.client import Client, Surroundings
-from evenhand.simulation.system.clock import EPOCH_MS, Clock, Disks, VirtualLoop, seams
+from evenhand.simulation.system.clock import EPOCH_MS, SKEW_MS_MAX, Clock, Disks, VirtualLoop, seams
 from evenhand.simulation.system.disasters import Disasters
 from evenhand.simulation.system.engine import SimulatedEngine
 from evenhand.simulation.system.faults import Fault, Weather, met_faults
@@ -41,7 +41,6 @@ from evenhand.state.config import StateConfig
 from evenhand.worker.config import EdgeConfig
 
 POOL: Final = PoolId("pool")
-SKEW_MS_MAX: Final = 3_000
 WARM_UP_S: Final = 2.0
 """Before the first arrival: services start, workers announce themselves."""
 DRAIN_S_MAX: Final = 180.0
@@ -92,6 +91,7 @@ class System:
         self.violation = asyncio.Event()
         self.config = SchedulerConfig(
             POOL,
+            window_delay_ms=self.shape.window_delay_ms,
             ticket_ttl_ms=6_000,
             ticket_confirm_ms=4_000,
             worker_stale_after_ms=2_000,

@@ -17,13 +17,13 @@ class Trace:
     def __init__(self, now_ns: Callable[[], int], file: TextIO | None = None) -> None:
         self.events = 0
         self.last: deque[str] = deque(maxlen=LAST_EVENTS_MAX)
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         self._file = file
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, who: str, what: str) -> None:
         """Append one event."""
-        line = f"{self._now_ns()} {who} {what}"
+        line = f"{self.now_ns()} {who} {what}"
         self._hash.update(line.encode())
         self._hash.update(b"\n")
         self.last.append(line)

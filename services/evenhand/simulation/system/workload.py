@@ -61,6 +61,7 @@ class Shape:
     slots: int
     limits: EngineLimits
     load_interval_ms: int
+    window_delay_ms: float
     kept_frames_max: int
     """Frames an engine can replay."""
     tenants: tuple[TenantSpec, ...]
@@ -94,6 +95,7 @@ def draw_shape(random: Random, requests: int, workload: str) -> Shape:
         partitions=random.choice((1, 2, 4)),
         slots=slots,
         limits=limits,
+        window_delay_ms=random.choice((750.0, 250.0, 50.0)),
         load_interval_ms=random.choice((250, 500, 500)),
         kept_frames_max=random.choice((10_000, 10_000, 64)),
         tenants=tenants,

@@ -1,0 +1,212 @@
+"""The checkers are checked: faults put into the product by hand, each of which a run must notice.
+
+Each case breaks one thing, runs a few seeds with the faults of the world that bring it out, and wants a violation
+that says so. Unbroken, the same seeds hold: ``test_the_seeds_hold_unbroken``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from evenhand.core.cache_map import CacheMap, WorkerCache
+from evenhand.core.facts import LegOutcome
+from evenhand.core.kv import Removed
+from evenhand.core.legs import Legs
+from evenhand.core.presence import Presence
+from evenhand.core.rooms import Rooms
+from evenhand.core.worker import Worker
+from evenhand.ports import MapCommit
+from evenhand.scheduler.actor import PoolActor
+from evenhand.scheduler.ownership import Ownership
+from evenhand.simulation.system.faults import parse_faults
+from evenhand.simulation.system.system import Options, Result, simulate
+from evenhand.state.pending import Pending
+from evenhand.worker import edge_state
+from evenhand.worker.continuity import BeginLife, Continuity
+
+Break = Callable[[pytest.MonkeyPatch], None]
+REQUESTS = 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault put in by hand: what brings it out, and what the violation says."""
+
+    name: str
+    put_in: Break
+    says: str
+    faults: str = "none"
+    seeds: tuple[int, ...] = (1,)
+    workload: str = "mixed"
+    requests: int = REQUESTS
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """An engine's next life goes on under the epoch and the map of the last one."""
+    real = edge_state.EdgeState._act
+
+    def act(self: Any, actions: list[Any], now_ms: int) -> Any:
+        return real(self, [action for action in actions if not isinstance(action, BeginLife)], now_ms)
+
+    patch.setattr(edge_state.EdgeState, "_act", act)
+
+
+def skipped_removal(patch: pytest.MonkeyPatch) -> None:
+    """The fold loses every removal of more than one key."""
+    real = CacheMap.remove
+
+    def remove(self: CacheMap, cache: WorkerCache, tier: Any, keys: Any) -> Any:
+        return real(self, cache, tier, keys[:1])
+
+    patch.setattr(CacheMap, "remove", remove)
+
+
+def duplicates_count(patch: pytest.MonkeyPatch) -> None:
+    """A frame that comes twice is translated twice."""
+    real = Continuity.frame
+
+    def frame(self: Continuity, seq: int, payload: bytes) -> Any:
+        again = self.settled and self.last is not None and seq == self.last.seq
+        return [self._deliver(edge_state.Deliver(seq, payload))] if again else real(self, seq, payload)
+
+    patch.setattr(Continuity, "frame", frame)
+
+
+def snapshot_merges(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot adds to what is held instead of replacing it; gaps leave what was removed in them."""
+
+    def merge(self: CacheMap, cache: WorkerCache, held: Any) -> None:
+        for tier, keys in enumerate(held):
+            self.store(cache, edge_state.Tier(tier), tuple(keys))
+
+    patch.setattr(CacheMap, "replace", merge)
+
+
+def positions_before_rows(patch: pytest.MonkeyPatch) -> None:
+    """A commit has the positions of its records, and the keys of the one before it."""
+    real = Pending.seal
+    kept: dict[tuple[int, str], tuple[Any, ...]] = {}
+
+    def seal(self: Pending, stored: Any) -> MapCommit:
+        commit = real(self, stored)
+        deltas = []
+        for delta in commit.deltas:
+            late, kept[id(self), delta.worker_id] = kept.get((id(self), delta.worker_id), ()), delta.operations
+            deltas.append(replace(delta, operations=late))
+        return replace(commit, deltas=tuple(deltas))
+
+    patch.setattr(Pending, "seal", seal)
+
+
+def room_kept(patch: pytest.MonkeyPatch) -> None:
+    """A ticket lost with its worker's epoch gives nothing back there."""
+    real = Worker.release
+
+    def release(self: Worker, ticket: Any, now_ns: int) -> None:
+        if ticket.ticket.epoch == self.spec.epoch:
+            real(self, ticket, now_ns)
+
+    patch.setattr(Worker, "release", release)
+
+
+def nothing_adopted(patch: pytest.MonkeyPatch) -> None:
+    """A successor knows nothing of tickets that are not in the checkpoint."""
+    patch.setattr(PoolActor, "adopt", lambda _self, _signed: False)
+
+
+def presumed_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What was presumed stays, though the map has caught up or the time is over."""
+    patch.setattr(Presence, "expire", lambda _self, _now_ns: None)
+    patch.setattr(Presence, "map_changed", lambda _self, _worker_id: None)
+
+
+def cancel_refunds(patch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels gets everything back."""
+    real = Legs._attained
+
+    def attained(self: Legs, held: Any, outcome: LegOutcome, usage: Any) -> float:
+        return 0.0 if outcome is LegOutcome.CANCELLED else real(self, held, outcome, usage)
+
+    patch.setattr(Legs, "_attained", attained)
+
+
+def slots_without_end(patch: pytest.MonkeyPatch) -> None:
+    """No slot is no reason not to dispatch."""
+    real = Rooms._set_closed
+
+    def set_closed(self: Rooms, worker: Worker, reason: str | None) -> None:
+        real(self, worker, None if reason in ("no_slot", "kv_full", "prefill_full") else reason)
+
+    patch.setattr(Rooms, "_set_closed", set_closed)
+
+
+def one_goes_free(patch: pytest.MonkeyPatch) -> None:
+    """One tenant's clock stands still."""
+    real = Legs.move
+
+    def move(self: Legs, user: Any, now_ns: int, cost: float = 0.0, held: Any = None) -> None:
+        free = user.tenant.spec.tenant_id == "tenant-0"
+        real(self, user, now_ns, 0.0 if free else cost, held)
+
+    patch.setattr(Legs, "move", move)
+
+
+def lease_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler takes its lease for longer than it was given."""
+    patch.setattr(Ownership, "_end_of", lambda _self, asked_at_ns: asked_at_ns + 60_000_000_000)
+
+
+def removes_what_is_there(patch: pytest.MonkeyPatch) -> None:
+    """An edge tells of removals that never were."""
+    real = edge_state.Outbox.add
+
+    def add(self: Any, operations: Any, at_ms: int) -> None:
+        real(self, operations, at_ms)
+        for operation in operations:
+            if not isinstance(operation, Removed) and getattr(operation, "keys", ()):
+                real(self, (Removed((operation.keys[0],)),), at_ms)
+
+    patch.setattr(edge_state.Outbox, "add", add)
+
+
+MORE = "that the engine does not hold"
+LATER = "goes on after a later one has begun"
+CASES = (
+    Case("an edge does not fence by epoch", no_fence, MORE, "engine-crash", seeds=(2,)),
+    Case("the fold skips a removal", skipped_removal, MORE, seeds=(2,)),
+    Case("a duplicate is applied twice", duplicates_count, MORE, "frames-doubled", seeds=(6, 7)),
+    Case("a snapshot merges", snapshot_merges, MORE, "edge-crash,broker-away", workload="cold", seeds=(7, 11)),
+    Case("positions are stored before rows", positions_before_rows, "the stored map", "state-crash", seeds=(1, 5)),
+    Case("a lost worker's ticket is not released", room_kept, "keeps", "engine-crash", seeds=(4,)),
+    Case("a successor ignores adopted tickets", nothing_adopted, "never booked", "scheduler-crash", seeds=(3, 6)),
+    Case("presumed keys are never dropped", presumed_for_ever, "still presumes", seeds=(1,)),
+    Case("a cancel refunds in full", cancel_refunds, "P5", "clients-cancel", seeds=(2,)),
+    Case("slots do not count", slots_without_end, "slots", seeds=(1,)),
+    Case("one tenant goes free", one_goes_free, "P4", workload="hot", requests=400, seeds=(2,)),
+    Case("a lapsed lease still grants", lease_for_ever, LATER, "scheduler-cut-off", seeds=(1,)),
+    Case("an edge removes what is there", removes_what_is_there, "lacks", seeds=(1,)),
+)
+
+
+def run_until_violated(case: Case) -> Result | None:
+    for seed in case.seeds:
+        result = simulate(Options(seed, case.requests, parse_faults(case.faults), case.workload))
+        if result.violations:
+            return result
+    return None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fault_put_in_by_hand_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.put_in(monkeypatch)
+    result = run_until_violated(case)
+    assert result is not None, f"{case.name}: no seed of {case.seeds} noticed"
+    assert any(case.says in sentence for sentence in result.violations), result.violations
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_seeds_hold_unbroken(case: Case) -> None:
+    result = run_until_violated(case)
+    assert result is None, result and result.violations
