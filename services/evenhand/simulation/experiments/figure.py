@@ -3,8 +3,9 @@
 Colours are attributes, and a style sheet within the file replaces them where the reader prefers dark: a renderer
 that knows no style sheets shows the light ones. Text is text, so it can be searched and scales with the figure.
 
-Holds always: every point drawn lies inside the frame; a logarithmic axis leaves out what is not above zero; equal
-figures give equal bytes. It draws no histograms and places no labels cleverly.
+Holds always: every point drawn lies inside the frame; what is endless is left out, and so is, on a logarithmic
+axis without a beginning, what is not above zero; equal figures give equal bytes. It draws no histograms and places
+no labels cleverly.
 """
 
 import math
@@ -30,7 +31,8 @@ class Axis:
     label: str
     logarithmic: bool = False
     least: float | None = None
-    """Where it begins; None: a little below the least value. Ignored by a logarithmic axis."""
+    """Where it begins; None: a little below the least value. On a logarithmic axis what is less, 0 too, is drawn
+    there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ def _scale(axis: Axis, values: Sequence[float], from_px: float, until_px: float)
     assert drawn, f"the axis {axis.label!r} has no value to draw"
     low, high = min(drawn), max(drawn)
     if axis.logarithmic:
-        return _Scale(axis, low / 1.15, high * 1.15, from_px, until_px)
+        low = low / 1.15 if axis.least is None else axis.least
+        return _Scale(axis, low, max(high, low) * 1.15, from_px, until_px)
     if axis.least is not None:
         low = min(low, axis.least)
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
@@ -137,7 +140,7 @@ def _scale(axis: Axis, values: Sequence[float], from_px: float, until_px: float)
 
 
 def _drawable(axis: Axis, value: float) -> bool:
-    return math.isfinite(value) and (value > 0 or not axis.logarithmic)
+    return math.isfinite(value) and (value > 0 or not axis.logarithmic or axis.least is not None)
 
 
 def ticks(low: float, high: float, logarithmic: bool) -> list[float]:

@@ -3,9 +3,10 @@
 from evenhand.simulation.experiments.cases import Scene, TrialCase, label_of, measure_case, trial_cell
 from evenhand.simulation.experiments.experiment import Cell, Claim, Experiment, Page, Results, Table
 from evenhand.simulation.experiments.page import plan_line, told
-from evenhand.simulation.trials.workloads import HotTenant, hot_tenant
+from evenhand.simulation.trials.workloads import WORKLOADS
 
-SCENE = Scene("hot-tenant", hot_tenant, HotTenant())
+HOT_TENANT = WORKLOADS["hot-tenant"]
+SCENE = Scene(HOT_TENANT.name, HOT_TENANT.make, HOT_TENANT.settings(**HOT_TENANT.given))
 OURS, VTC, GREEDY = "evenhand", "vtc-affine", "longest-prefix"
 
 

@@ -18,7 +18,7 @@ from evenhand.policies.table import policy_entry
 from evenhand.simulation.experiments.experiment import Cell, Experiment, Measured, Results
 from evenhand.simulation.experiments.sources import digest_of
 
-TRIALS = ("evenhand.simulation.trials.trial", "evenhand.simulation.trials.workload")
+TRIALS = ("evenhand.simulation.trials.trial", "evenhand.simulation.trials.workloads")
 """What every cell runs on."""
 JOBS_MAX = 256
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = "evenhand"
+REGISTRIES = frozenset({"evenhand.policies.table"})
+"""Modules that import all policies: whoever asks one of them for a policy names that policy's own module."""
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -43,12 +45,12 @@ def _imports(module: str) -> tuple[str, ...]:
 
 
 def modules_behind(modules: Iterable[str]) -> tuple[str, ...]:
-    """These modules and all of this package that they import, in order of name."""
+    """These modules and all of this package that they import, in order of name; nothing behind ``REGISTRIES``."""
     seen: set[str] = set()
     left = [module for module in modules if _source(module) is not None]
     while left:
         module = left.pop()
-        if module not in seen:
+        if module not in seen and module not in REGISTRIES:
             seen.add(module)
             left += _imports(module)
     return tuple(sorted(seen))

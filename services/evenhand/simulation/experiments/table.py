@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+from evenhand.simulation.experiments.adversaries import ADVERSARIES_EXPERIMENT
 from evenhand.simulation.experiments.experiment import Experiment
 from evenhand.simulation.experiments.hot import HOT
+from evenhand.simulation.experiments.isolation import ISOLATION
+from evenhand.simulation.experiments.pareto import PARETO
 
-_ROWS: tuple[Experiment, ...] = (HOT,)
+_ROWS: tuple[Experiment, ...] = (HOT, PARETO, ISOLATION, ADVERSARIES_EXPERIMENT)
 
 EXPERIMENTS: Mapping[str, Experiment] = {row.name: row for row in _ROWS}
