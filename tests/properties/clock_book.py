@@ -1,13 +1,14 @@
 """The clocks of siblings in an oracle's own book, and the bounds that must hold among them.
 
-Siblings are the nodes below one parent: tenants side by side, or the users of one tenant. For each the book keeps
-what is booked to it, which workers it reaches and since when, and works out its clock by the three-step refresh in
-full, by sets of workers. Clocks are compared with the scheduler's after every step (``exact``); for a scheduler
-that was broken on purpose the book takes the scheduler's clocks as they are and judges the bounds alone.
+Siblings are the nodes below one parent: tenants side by side, or the users of one tenant. For each the book
+keeps what is booked to it, which workers it reaches and since when, and works out its clock by the three-step
+refresh in full, by sets of workers. Clocks are compared with the scheduler's after every step (``exact``); for a
+scheduler that was broken on purpose the book takes the scheduler's clocks as they are and judges the bounds
+alone.
 
-P2, P3 and P4 speak of what estimates got wrong, and that is known only when legs have ended. A gap that stays within
-the window and one charge needs no more than that; what goes beyond is kept and judged by ``judge`` at the end. So a
-step costs a comparison for each sibling, and only where a clock moved.
+P2, P3 and P4 speak of what estimates got wrong, and that is known only when legs have ended. A gap that stays
+within the window and one charge needs no more than that; what goes beyond is kept and judged by ``judge`` at the
+end. So a step costs a comparison for each sibling, and only where a clock moved.
 
 Moments number the events of a run (a grant, an end, an arrival …); sets of workers are bit masks.
 """
@@ -440,7 +441,10 @@ class Siblings:
             if apart > trivial:
                 self.drifts.append(Drift(i, j, entered, since, self.moment.now, apart, False))
         if attained > pair.attained_max or attained < pair.attained_min:
-            pair.attained_max, pair.attained_min = max(attained, pair.attained_max), min(attained, pair.attained_min)
+            pair.attained_max, pair.attained_min = (
+                max(attained, pair.attained_max),
+                min(attained, pair.attained_min),
+            )
             apart = pair.attained_max - pair.attained_min
             if apart > trivial:
                 self.drifts.append(Drift(i, j, entered, since, self.moment.now, apart, True))
@@ -468,7 +472,9 @@ class Siblings:
             )
             if drift.in_flight:
                 bound += sum(sums[n.index].open.largest(drift.since - 1, drift.at) for n in (drift.i, drift.j))
-            what = f"moment {drift.at}: services of {drift.i.key} and {drift.j.key} drifted {drift.range} > {bound}"
+            what = (
+                f"moment {drift.at}: services of {drift.i.key} and {drift.j.key} drifted {drift.range} > {bound}"
+            )
             demand(at_most(drift.range, bound), "P4", what)
 
     def _bound(self, node: Node, entered: int, since: int, at: int, sums: "Sums") -> float:

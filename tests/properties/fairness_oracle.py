@@ -1,9 +1,9 @@
 """An independent book of what a scheduler does, and the properties it must keep at every step.
 
-The oracle sees inputs and effects, and of the scheduler's inside only clocks, reservations, estimates of what waits
-and the kept worker. It works out for itself who is in A, F_i as a set of workers, every clock, lo_w, the window, who
-may run where, what room is taken, what each leg costs and what each tenant has outstanding. The properties are those
-of ``docs/fairness.md``; clocks and the bounds among siblings are ``clock_book``'s.
+The oracle sees inputs and effects, and of the scheduler's inside only clocks, reservations, estimates of what
+waits and the kept worker. It works out for itself who is in A, F_i as a set of workers, every clock, lo_w, the
+window, who may run where, what room is taken, what each leg costs and what each tenant has outstanding. The
+properties are those of ``docs/fairness.md``; clocks and the bounds among siblings are ``clock_book``'s.
 
 The shell around it must send ``Tick`` whenever the scheduler has asked to be woken, before any other input: then
 what an input brings about and what time brings about are never in one step.
@@ -56,7 +56,7 @@ from evenhand.core.tenant import Tenant, User
 class Waiting:
     """An admitted request, from its admission to its one outcome."""
 
-    __slots__ = ("age", "estimate", "excluded", "is_open", "passed", "request", "tokens_total")
+    __slots__ = ("age", "estimate", "excluded", "passed", "request", "tokens_total", "was_kept_for")
 
     def __init__(self, request: Request, age: int, estimate: int) -> None:
         self.request = request
@@ -66,7 +66,8 @@ class Waiting:
         """Times it was overtaken by its own tenant's."""
         self.excluded: tuple[WorkerId, ...] = request.excluded_workers
         self.tokens_total = request.prompt_tokens + request.output_tokens_max
-        self.is_open = False
+        self.was_kept_for = False
+        """A worker was kept for it."""
 
 
 class Place:
@@ -129,6 +130,7 @@ class Book:
         "admitted",
         "band",
         "guaranteed_cost",
+        "idle_cost",
         "legs",
         "lines",
         "node",
@@ -151,7 +153,7 @@ class Book:
         """Without an outcome yet."""
         self.legs: dict[RequestId, Leg] = {}
         """Open ones."""
-        self.outstanding = self.true_cost = self.guaranteed_cost = 0.0
+        self.outstanding = self.true_cost = self.guaranteed_cost = self.idle_cost = 0.0
         self.tag_ns = 0.0
         """Time up to which what it got has paid its guarantee."""
 
@@ -171,7 +173,7 @@ class Book:
 
 
 class Oracle:
-    """``exact``: the scheduler's clocks must be those of the book; else (broken schedulers) they are taken over."""
+    """``exact``: the scheduler's clocks must be the book's; else (broken schedulers) they are taken over."""
 
     def __init__(
         self, scheduler: PoolScheduler, config: SchedulerConfig, presence: Presence, exact: bool = True
@@ -191,6 +193,8 @@ class Oracle:
         self.stirred = False
         """The step changed a clock, the first H of a queue or room: what fits has been looked for."""
         self.admitted = self.finished = self.grants = 0
+        self.over: dict[tuple[TenantId, RequestId], Waiting] = {}
+        """Requests that had their outcome in this step."""
         self._reaches: dict[int, int] = {}
         self._bit_next = 1
         self._bits_known: dict[WorkerId, int] = {}
@@ -217,6 +221,7 @@ class Oracle:
     def observe(self, input: Input, effects: tuple[Effect, ...], now_ns: int) -> None:
         """Take one step in and check all that can be checked at once."""
         self.now_ns = now_ns
+        self.over.clear()
         self.stirred = not isinstance(input, MapChanged | Renew | WorkerHeard | Submit)
         self._input(input, effects)
         for effect in effects:
@@ -232,7 +237,7 @@ class Oracle:
                 case Refused():
                     self._refused(effect)
                 case IdleCharged():
-                    self._idle_charged(effect)
+                    self._idle_charged(effect, effects)
                 case _:
                     pass
         self._clocks()
@@ -414,7 +419,9 @@ class Oracle:
         reach = [node.siblings.lo(worker) + window for node, window in zip(nodes, windows, strict=True)]
         demand(at_most(line.node.v, reach[2]), "P1", f"user {line.name} is outside the window of its siblings")
         if self.exact:
-            is_inside = all(node.v < far and at_most(node.v, far) for node, far in zip(nodes[:2], reach, strict=False))
+            is_inside = all(
+                node.v < far and at_most(node.v, far) for node, far in zip(nodes[:2], reach, strict=False)
+            )
             demand(not is_inside, "guarantee", f"{book.spec.tenant_id} had its turn: its clocks pay")
 
     def guaranteed_rate(self, book: Book) -> float:
@@ -536,18 +543,40 @@ class Oracle:
         else:
             self._place(leg.line, by_user, by_tenant, by_band)
 
-    def _idle_charged(self, charged: IdleCharged) -> None:
+    def _idle_charged(self, charged: IdleCharged, effects: tuple[Effect, ...]) -> None:
         self.moment.now += 1
         book = self.books[charged.tenant_id]
         line = book.line(charged.user)
         weights = charged.band_weight, charged.weight, charged.user_weight
         path = book.band.node.weight, book.spec.weight, line.node.weight
-        demand(weights == path and charged.cost >= 0.0, "P5", f"charged for idleness by {weights}, not {path}")
+        demand(weights == path and charged.cost > 0.0, "P5", f"charged for idleness by {weights}, not {path}")
+        self._may_be_charged(charged, effects)
         moved = [charged.cost / weight for weight in weights]
         for node, by in zip((book.band.node, book.node, line.node), moved, strict=True):
             node.siblings.charged(node, by)
-        book.true_cost += charged.cost
+        book.idle_cost += charged.cost
         self._place(line, moved[2], moved[1], moved[0])
+
+    def _may_be_charged(self, charged: IdleCharged, effects: tuple[Effect, ...]) -> None:
+        """Who is served pays for service alone: a leg that ran to its end with output is charged nothing more."""
+        for effect in effects:
+            if isinstance(effect, Refused) and effect.request_id == charged.request_id:
+                waiting = self.over.get((effect.tenant_id, effect.request_id))
+                demand(
+                    waiting is not None and waiting.was_kept_for, "idle", "nothing was kept for what only waited"
+                )
+                return
+            if isinstance(effect, LegEnded) and effect.ticket.request_id == charged.request_id:
+                leg = self.legs[effect.ticket.ticket_id]
+                broken_off = effect.outcome is LegOutcome.CANCELLED or not (
+                    effect.usage and effect.usage.output_tokens
+                )
+                fair = broken_off or (leg.waiting.was_kept_for and effect.attained < effect.ticket.charge)
+                demand(
+                    fair, "idle", f"{charged.request_id} was served, and is charged {charged.cost} for idleness"
+                )
+                return
+        demand(False, "idle", f"{charged.request_id} is charged for idleness and did not end")
 
     def _refused(self, refused: Refused) -> None:
         book = self.books.get(refused.tenant_id)
@@ -565,7 +594,7 @@ class Oracle:
 
     def _finish(self, book: Book, request_id: RequestId) -> None:
         demand(request_id in book.admitted, "P7", f"{request_id} has two outcomes")
-        del book.admitted[request_id]
+        self.over[book.spec.tenant_id, request_id] = book.admitted.pop(request_id)
         self.finished += 1
 
     def _cost_of(self, used: Usage) -> float:
@@ -693,10 +722,33 @@ class Oracle:
             for waiting in book.admitted.values():
                 # Of a request whose leg runs on, the successor knows what the ticket says.
                 waiting.passed, waiting.excluded = 0, ()
+            if not book.spec.guaranteed_share:
+                book.tag_ns = float(self.now_ns)
             for leg in book.legs.values():
                 leg.guarantee_rate = 0.0
+                self._on_clocks_of_that_name(leg)
         self.places.clear()
         self._members_changed()
+
+    def _on_clocks_of_that_name(self, leg: Leg) -> None:
+        """Nor does a ticket say that its tenant has left the band in between, or that the band was another."""
+        if not leg.spans:
+            return
+        ticket, book, band = leg.ticket, leg.line.book, self.bands.get(leg.ticket.band)
+        nodes = [node for node, _ in leg.spans]
+        if band is not None:
+            nodes[0] = band.node
+        if ticket.band == book.spec.band:
+            nodes[1] = book.node
+        spans = []
+        for node, (before, span), weight in zip(
+            nodes, leg.spans, (ticket.band_weight, ticket.weight, ticket.user_weight), strict=True
+        ):
+            if node is not before:
+                span = Span(span.began, leg.booked, weight)
+                node.spans.append(span)
+            spans.append((node, span))
+        leg.spans = tuple(spans)
 
     # Checks at each step
 
@@ -730,8 +782,8 @@ class Oracle:
         """A user at rest is forgotten only where that forgives it nothing: whoever enters is lifted that far."""
         demand(not line.queue and not line.legs_open, "P7", f"user {line.name} was forgotten with something open")
         times = [line.node.siblings.virtual_times.get(bit, 0.0) for bit in bits(self.members)]
-        if self.exact:
-            demand(at_most(line.node.v, min(times, default=0.0)), "P5", f"user {line.name} was forgiven")
+        if self.exact and times:
+            demand(at_most(line.node.v, min(times)), "P5", f"user {line.name} was forgiven")
         line.node.v = line.node.base = 0.0
 
     def _counters(self) -> None:
@@ -766,6 +818,8 @@ class Oracle:
             guaranteed = self.core.outstanding.tenants[tenant.tenant_id].cost_guaranteed
             right = at_most(abs(guaranteed - book.guaranteed_cost), 0.0)
             demand(right, "P5", f"{guaranteed} is booked to the guarantee, {book.guaranteed_cost} was got")
+            idled = self.core.outstanding.tenants[tenant.tenant_id].cost_idled
+            demand(at_most(abs(idled - book.idle_cost), 0.0), "P5", f"{idled} idled, {book.idle_cost} were told")
             demand(tenant.cost_outstanding == 0.0, "counters", f"{tenant.cost_outstanding} outstanding")
         demand(self.presence.ticket_count == 0, "presence", f"{self.presence.ticket_count} tickets still presumed")
         for worker_id in self.places:

@@ -1,7 +1,7 @@
-"""P6 by brute force: a worker with room is idle only if nobody of C_w fits there, or it is kept for the most-behind.
+"""P6 by brute force: a worker with room is idle only if nobody of C_w fits, or it is kept for the most-behind.
 
-Nothing is remembered from step to step: who is looked at, in which order, and what fits is worked out anew from the
-oracle's book. Of the scheduler it takes the kept worker and the prefill that it believes pending.
+Nothing is remembered from step to step: who is looked at, in which order, and what fits is worked out anew from
+the oracle's book. Of the scheduler it takes the kept worker and the prefill that it believes pending.
 """
 
 from typing import TYPE_CHECKING
@@ -27,13 +27,15 @@ class Idleness:
         open_places = [place for place in oracle.places.values() if self._has_room(place, now_ns)]
         if not open_places:
             return
-        kept, kept_for = oracle.core.placement.kept, None
+        kept, kept_for = oracle.core.placement.keeping.kept, None
         if kept is not None:
-            kept_for = oracle.books[kept[0].tenant.spec.tenant_id].lines[kept[0].node_id]
+            book = oracle.books[kept.user.tenant.spec.tenant_id]
+            kept_for = book.lines[kept.user.node_id]
+            book.admitted[kept.queued.request.request_id].was_kept_for = True
             first = self._first()
             demand(kept_for is first, "P6", f"kept for {kept_for.name}, the most-behind is {first.name}")
         for place in open_places:
-            is_kept = kept is not None and kept[1].spec.worker_id == place.spec.worker_id
+            is_kept = kept is not None and kept.worker.spec.worker_id == place.spec.worker_id
             self._check_place(place, kept_for if is_kept else None)
             if not is_kept:
                 self._check_guarantees(place, now_ns)
@@ -69,12 +71,16 @@ class Idleness:
                     demand(False, "P6", f"{place.spec.worker_id} is idle, but {what}")
 
     def _check_guarantees(self, place: "Place", now_ns: int) -> None:
-        """Nobody who is behind on its guarantee waits while something of it fits, wherever its clock stands."""
+        """None of the first K behind on their guarantee waits while something of it fits."""
         oracle = self.oracle
-        for book in oracle.books.values():
-            if not book.spec.guaranteed_share or not book.node.reach & place.bit:
-                continue
-            if book.tag_ns > now_ns or not oracle.guaranteed_rate(book):
+        due = [
+            (book.tag_ns, tenant_id)
+            for tenant_id, book in oracle.books.items()
+            if book.node.in_a and book.spec.guaranteed_share and book.tag_ns <= now_ns
+        ]
+        for _, tenant_id in sorted(due)[: oracle.config.tenants_considered_max]:
+            book = oracle.books[tenant_id]
+            if not book.node.reach & place.bit:
                 continue
             users = sorted(behind(book.users.nodes, place.bit))
             v_max = users[0][0] + oracle.windows(book)[2]

@@ -4,9 +4,10 @@
 
     python -m tests.properties.run_seeds --from 0 --count 100000 --jobs 1
 
-After each chunk a state file says which seeds were run against which core (a digest of its source), with how many
-grants and violations; seeds that stand there for the core and the checker at hand are not run again. A seed that fails
-is printed with the command that replays it and goes to ``kept_seeds.json``, whose seeds the test suite runs for ever.
+After each chunk a state file says which seeds were run against which core (a digest of its source), with how
+many grants and violations; seeds that stand there for the core and the checker at hand are not run again. A seed
+that fails is printed with the command that replays it and goes to ``kept_seeds.json``, whose seeds the test
+suite runs for ever.
 
 The exit code is 0 only if no seed failed.
 """
@@ -147,20 +148,20 @@ def main(arguments: list[str]) -> int:
     done = [each for each in stretches if (each.core, each.checker) == (core, checker)]
     left = list(chunks_left(options.first, options.count, done))
     print(f"core {core}, checker {checker}: {sum(b - a + 1 for a, b in left)} seeds of {options.count} left")
-    began, seeds, grants, failed = time.perf_counter(), 0, 0, 0
+    began, recorded, seeds, grants, failed = time.perf_counter(), 0.0, 0, 0, 0
     for outcomes in in_chunks(left, options.jobs):
         seconds = time.perf_counter() - began
         broken = [outcome for outcome in outcomes if outcome.broken is not None]
         for outcome in broken:
             print(f"seed {outcome.seed} fails: {outcome.broken}")
             print(f"  python -m tests.properties.run_seeds --from {outcome.seed} --count 1 --again")
-        spent = seconds - sum(each.seconds for each in stretches if each in done)
         seeds, failed = seeds + len(outcomes), failed + len(broken)
         grants += sum(outcome.grants for outcome in outcomes)
         if not options.again:
             first, last = outcomes[0].seed, outcomes[-1].seed
             mine = sum(outcome.grants for outcome in outcomes)
-            stretch = Stretch(core, checker, first, last, mine, len(broken), max(0.0, spent))
+            stretch = Stretch(core, checker, first, last, mine, len(broken), seconds - recorded)
+            recorded = seconds
             stretches.append(stretch)
             save(options.state, stretches)
             if broken:
