@@ -100,16 +100,13 @@ class Explainer:
         for tenant in worker.served.values():
             if not tenant.in_a or tenant is choice.tenant:
                 continue
-            first = tenant.users.first()
-            if first is None:
-                continue
-            known = first.best.get(worker_id) or self._placement.heads.know(first, worker)
-            if known.share <= share or (best is not None and known.share <= best.share):
-                continue
             band_front = choice.front.bands.get(tenant.band.node_id) if choice.front is not None else None
             if tenant.band.v <= bands_v_max and band_front is not None and tenant.v <= band_front.v_max:
                 continue
-            best, whose = known, tenant
+            first = tenant.users.first()
+            known = self._placement.heads.at(first, worker) if first is not None else None
+            if known is not None and known.share > (best.share if best is not None else share):
+                best, whose = known, tenant
         if best is None or whose is None:
             return None
         score = best.share - worker.score_penalty(self._config, now_ns)

@@ -68,12 +68,14 @@ class FairQueue(Generic[Child]):
     """Clocks and order of one node's A."""
 
     __slots__ = ("_away", "_floor", "_inherited", "_members", "_order", "_own", "_partial", "_reach_counts",
-                 "_reaches", "_weight_units")  # fmt: skip
+                 "_reaches", "_weight_units", "order")  # fmt: skip
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._order: list[tuple[float, str, Child]] = []
         """Ids are unique among siblings, so two places never compare their children."""
+        self.order = self._order
+        """A by (v, id), for others to read."""
         self._partial = 0
         """Children in A that are not universal."""
         self._floor = 0.0
@@ -180,7 +182,10 @@ class FairQueue(Generic[Child]):
         was_in_a, reach_before = child.in_a, child.reach_tokens
         self._members.stirred = True
         if was_in_a:
-            if v == child.v and reach_tokens == reach_before:
+            if reach_tokens == reach_before:
+                if v != child.v:
+                    self._shift(child, v)
+                    self._raise_virtual_times()
                 return
             self._take_out(child)
         if reach_tokens is None:
@@ -256,6 +261,18 @@ class FairQueue(Generic[Child]):
             self._partial += 1
             self._members.partial += 1
 
+    def _shift(self, child: Child, v: float) -> None:
+        """Another v, the same reach."""
+        order = self._order
+        if len(order) > 1:
+            index = bisect_left(order, (child.v, child.node_id))
+            assert order[index][2] is child, "the order of A is broken"
+            del order[index]
+            insort(order, (v, child.node_id, child))
+        else:
+            order[0] = (v, child.node_id, child)
+        child.v = v
+
     def _take_out(self, child: Child) -> None:
         order, reach_tokens = self._order, child.reach_tokens
         index = bisect_left(order, (child.v, child.node_id)) if len(order) > 1 else 0
@@ -290,7 +307,8 @@ class FairQueue(Generic[Child]):
             return
         if self._partial == 0:
             least = self._order[0][0]
-            self._floor = max(self._floor, least)
+            if least > self._floor:
+                self._floor = least
             if own:
                 raised = {worker_id: max(virtual_time, least) for worker_id, virtual_time in own.items()}
                 self._own = {worker_id: v for worker_id, v in raised.items() if v != self._floor}

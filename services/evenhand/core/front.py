@@ -11,7 +11,7 @@ and order; it looks at no room and no request.
 
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
-from evenhand.core.fair_tree import BANDS_MAX, FairTree
+from evenhand.core.fair_tree import BANDS_MAX, FairTree, path_v
 from evenhand.core.ids import TenantId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.tenant import Band, Tenant, User
@@ -75,8 +75,13 @@ class Fronts:
                 front.is_cut = True
             front.bands[band.node_id] = BandFront(band, v_max, last)
             front.tenants_count += len(places)
+            users = front.users
             for _, _, tenant in places:
-                self.add_users(tenant, worker, front.users)
+                order = tenant.users.order
+                if len(order) == 1:
+                    users.append(order[0][2])
+                else:
+                    self.add_users(tenant, worker, users)
         return front
 
     def of_tenant(self, tenant: Tenant, worker: Worker) -> Front | None:
@@ -85,6 +90,7 @@ class Fronts:
             return None
         front = Front()
         front.tenants_count = 1
+        front.bands[tenant.band.node_id] = BandFront(tenant.band, tenant.v, None)
         self.add_users(tenant, worker, front.users)
         return front
 
@@ -113,11 +119,17 @@ class Fronts:
     def below_share(self, front: Front) -> list[User]:
         """Those of the front whose tenants may use headroom."""
         if front.below_share is None:
-            front.below_share = [user for user in front.users if self._outstanding.below_share(user.tenant)]
+            limits = {name: self._outstanding.per_weight(each.band) for name, each in front.bands.items()}
+            front.below_share = [
+                user
+                for user in front.users
+                if not (tenant := user.tenant).granted
+                or tenant.outstanding < tenant.weight * limits[tenant.band.node_id]
+            ]
         return front.below_share
 
     def sticky(self, front: Front, worker: Worker, tight: bool) -> list[User]:
-        """Users of the tenants served last at a worker that lie inside the window, but beyond the first K."""
+        """Users of the tenants served last at a worker inside the window, but beyond the first K; in order."""
         users: list[User] = []
         for tenant in worker.served.values():
             if not tenant.in_a:
@@ -131,6 +143,7 @@ class Fronts:
                 continue
             if not tight or self._outstanding.below_share(tenant):
                 self.add_users(tenant, worker, users)
+        users.sort(key=path_v)
         return users
 
 

@@ -46,10 +46,18 @@ class Heads:
                 self.look_up(queued)
         return heads
 
+    def at(self, user: User, worker: Worker) -> BestHead:
+        """The user's head with the largest cached share at a worker."""
+        return user.best.get(worker.spec.worker_id) or self.know(user, worker)
+
     def know(self, user: User, worker: Worker) -> BestHead:
-        """Work out, and remember, the user's head with the largest cached share at a worker."""
+        """Work out the user's head with the largest cached share at a worker, and remember it.
+
+        A worker that holds no part of any head is like the others that hold none: ``User.cold`` is for all of
+        them.
+        """
         worker_id = worker.spec.worker_id
-        if user.warm_workers is None:
+        if user.cold is None:
             heads = self.of(user)
             user.warm_workers = set().union(*[queued.cached for queued in heads])
             capacity_min_tokens = self._fair.capacity_min_tokens
@@ -58,11 +66,9 @@ class Heads:
                 not queued.excluded and queued.tokens_total <= capacity_min_tokens for queued in heads
             )
         cold = user.cold
-        if cold is not None and cold.uniform and worker_id not in user.warm_workers:
-            best = cold
-        else:
-            best = self._best_head(self.of(user), worker_id, worker, worker.capacity_tokens)
-        user.best[worker_id] = best
+        if cold.uniform and worker_id not in user.warm_workers:
+            return cold
+        user.best[worker_id] = best = self._best_head(self.of(user), worker_id, worker, worker.capacity_tokens)
         return best
 
     def _best_head(

@@ -88,7 +88,7 @@ class Keeping:
     def _fits_somewhere(self, user: User) -> bool:
         for worker in self._rooms.open.values():
             worker_id = worker.spec.worker_id
-            head = user.best.get(worker_id) or self._heads.know(user, worker)
+            head = self._heads.at(user, worker)
             if head.blocks_min > worker.spec.kv_blocks - worker.kv_reserved_blocks:
                 continue
             for queued in self._heads.of(user):

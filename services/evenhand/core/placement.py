@@ -18,6 +18,7 @@ What this does not do: it changes no clock, reserves nothing, and never looks at
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
@@ -66,6 +67,19 @@ class Choice:
     @property
     def tenant(self) -> Tenant:
         return self.user.tenant
+
+
+class View(NamedTuple):
+    """One worker with room, as a pass looks at it."""
+
+    worker: Worker
+    front: Front
+    users: list[User]
+    """C_w; where only headroom is left, those of it that may use headroom."""
+    penalty: float
+    free_blocks: int
+    plain_blocks: int
+    """KV blocks that any of ``users`` may take."""
 
 
 class Placement:
@@ -145,8 +159,9 @@ class Placement:
     # What is best
 
     def _best(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
+        """The best pair that is not declined; if every pair is, the best of the most-behind user."""
         best: Choice | None = None
-        fallback: Choice | None = None
+        views: list[View] = []
         cold: dict[User, Choice | None] = {}
         divisor = self._config.headroom_divisor
         shared = None
@@ -155,42 +170,100 @@ class Placement:
                 shared = self._front(worker, now_ns, only)
                 if shared is None:
                     continue
-            spec, worker_id, used = worker.spec, worker.spec.worker_id, len(worker.tickets)
+            spec = worker.spec
             free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
             common_blocks = free_blocks - spec.kv_blocks // divisor
-            tight = used >= spec.slots - spec.slots // divisor or common_blocks <= 0
-            plain_blocks = free_blocks if tight else common_blocks
+            tight = len(worker.tickets) >= spec.slots - spec.slots // divisor or common_blocks <= 0
             users = self._candidates(worker, shared, tight, now_ns)
-            if not users:
+            if users:
+                penalty = worker.score_penalty(self._config, now_ns)
+                plain_blocks = free_blocks if tight else common_blocks
+                view = View(worker, shared, users, penalty, free_blocks, plain_blocks)
+                views.append(view)
+                best = self._best_at(view, best, cold, now_ns)
+        return best if best is not None else self._best_declined(views, cold, now_ns)
+
+    def _best_at(
+        self, view: View, best: Choice | None, cold: dict[User, Choice | None], now_ns: int
+    ) -> Choice | None:
+        """The better of ``best`` and the best pair at one worker that is not declined.
+
+        Who holds a part of a head there is looked at first, the largest share first; then the others in order,
+        until one fits that neither age nor id could still beat: they all have the same score.
+        """
+        worker_id, know = view.worker.spec.worker_id, self._know
+        warm: list[tuple[float, int, User, BestHead]] = []
+        others: list[tuple[User, BestHead]] = []
+        for user in view.users:
+            head = user.best.get(worker_id)
+            if head is None:
+                head = user.cold
+                if head is None or not head.uniform or worker_id in user.warm_workers:
+                    head = know(user, view.worker)
+            if head.share > 0.0:
+                warm.append((-head.share, len(warm), user, head))
+            else:
+                others.append((user, head))
+        warm.sort()
+        for share, _, user, head in warm:
+            if best is not None and -share - view.penalty < best.score:
+                break
+            best = self._better(view, user, head, best, cold, now_ns)
+        if best is not None and best.score > -view.penalty:
+            return best
+        in_order = len(view.front.bands) == 1
+        for user, head in others:
+            if best is not None and best.score == -view.penalty and path_v(user) > path_v(best.user):
+                if in_order:
+                    break
                 continue
-            penalty = worker.score_penalty(self._config, now_ns)
-            for user in users:
-                head = user.best.get(worker_id) or self._know(user, worker)
-                if head.plain and head.blocks <= plain_blocks:
-                    score = head.share - penalty
-                    if best is not None and (
-                        score < best.score or (score == best.score and path_v(user) > path_v(best.user))
-                    ):
-                        continue
-                    choice = Choice(user, head.queued, worker, head.tokens, score)
-                elif head.blocks_min > free_blocks:
+            best = self._better(view, user, head, best, cold, now_ns)
+        return best
+
+    def _better(
+        self,
+        view: View,
+        user: User,
+        head: BestHead,
+        best: Choice | None,
+        cold: dict[User, Choice | None],
+        now_ns: int,
+    ) -> Choice | None:
+        """The better of ``best`` and what one user may run at a worker without being declined."""
+        if head.plain and head.blocks <= view.plain_blocks:
+            choice = Choice(user, head.queued, view.worker, head.tokens, head.share - view.penalty)
+        else:
+            found = self._at(view, user, head, cold)
+            if found is None or found.declined:
+                return best
+            choice = found
+        if best is not None and choice.score <= best.score and not self._wins_tie(choice, best, now_ns):
+            return best
+        choice.front, choice.candidates = view.front, view.users
+        return choice
+
+    def _at(self, view: View, user: User, head: BestHead, cold: dict[User, Choice | None]) -> Choice | None:
+        """A user's best fitting pair at a worker; among workers that are alike for it, worked out once."""
+        if head.blocks_min > view.free_blocks:
+            return None
+        alike = head is user.cold and head.uniform and head.blocks_max <= view.plain_blocks
+        return self._in_full_once(user, view.worker, view.penalty, cold if alike else None)
+
+    def _best_declined(self, views: list[View], cold: dict[User, Choice | None], now_ns: int) -> Choice | None:
+        """Where every pair is declined: of the most-behind user that fits somewhere, the best pair."""
+        best: Choice | None = None
+        for view in views:
+            for user in view.users:
+                if best is not None and best.user is not user and user.path > best.user.path:
                     continue
-                else:
-                    alike = head is user.cold and head.uniform and head.blocks_max <= plain_blocks
-                    found = self._in_full_once(user, worker, penalty, cold if alike else None)
-                    if found is None:
-                        continue
-                    choice = found
-                choice.front, choice.candidates = shared, users
-                if choice.declined:
-                    if fallback is None or self._is_better_declined(choice, fallback, now_ns):
-                        fallback = choice
-                elif best is None or choice.score > best.score or self._wins_tie(choice, best, now_ns):
+                choice = self._at(view, user, self._know(user, view.worker), cold)
+                if choice is not None and (best is None or self._is_better_declined(choice, best, now_ns)):
                     best = choice
-        return best or fallback
+                    choice.front, choice.candidates = view.front, view.users
+        return best
 
     def _know(self, user: User, worker: Worker) -> BestHead:
-        return self.heads.know(user, worker)
+        return self.heads.at(user, worker)
 
     def _wins_tie(self, choice: Choice, best: Choice, now_ns: int) -> bool:
         if choice.score < best.score:

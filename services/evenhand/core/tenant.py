@@ -31,6 +31,8 @@ from evenhand.core.queued import BestHead, Queued
 if TYPE_CHECKING:
     from evenhand.core.tickets import OpenTicket
 
+NO_WORKERS: set[WorkerId] = set()
+
 USERS_AT_REST_MAX = 256
 """Users of a tenant that are remembered for their clock alone."""
 
@@ -62,9 +64,9 @@ class User(FairChild):
         self.best: dict[WorkerId, BestHead] = {}
         """What placement worked out per worker, until a head, its look-up or a worker's size changes."""
         self.cold: BestHead | None = None
-        """The same for any worker that holds no part of any head."""
-        self.warm_workers: set[WorkerId] | None = None
-        """Workers that hold a part of a head; None: not worked out. Never iterated."""
+        """The same for any worker that holds no part of any head; None: not worked out."""
+        self.warm_workers: set[WorkerId] = NO_WORKERS
+        """Workers that hold a part of a head, as of ``cold``. Never iterated."""
         self.matched_at_ns = 0
         self.matched_version = -1
 
@@ -109,8 +111,9 @@ class User(FairChild):
 
     def forget_best(self) -> None:
         """Forget what placement worked out per worker."""
-        self.best.clear()
-        self.cold = self.warm_workers = None
+        if self.best:
+            self.best.clear()
+        self.cold = None
 
 
 class Tenant(FairChild):
