@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenhand.core.cache_map import CacheMap
+from evenhand.core.checkpoint import SchedulerCheckpoint
 from evenhand.core.facts import (
     LegOutcome,
     Request,
@@ -39,6 +40,7 @@ from evenhand.core.steps import (
     Submit,
     TenantChanged,
     Tick,
+    TicketAdopted,
     WakeAt,
     WorkerGone,
     WorkerJoined,
@@ -107,6 +109,9 @@ class Evenhand:
         self._legs: dict[int, _Leg] = {}
         """By arrival id."""
         self._tenants: dict[str, TenantId] = {}
+        self._specs: dict[TenantId, TenantSpec] = {}
+        self._workers: dict[WorkerId, WorkerSpec] = {}
+        self._term = 1
         self._placed: list[Placed] = []
         self._refused: list[Arrival] = []
         self._wake_at_ns: int | None = None
@@ -135,6 +140,7 @@ class Evenhand:
     def tenant_changed(self, spec: TenantSpec, now_ns: int) -> None:
         """An administrator's word on a tenant; before its first arrival, or while it runs."""
         self._tenants[str(spec.tenant_id)] = spec.tenant_id
+        self._specs[spec.tenant_id] = spec
         self.step(TenantChanged(spec), now_ns)
 
     def worker_joined(self, worker: FleetWorker, now_ns: int) -> None:
@@ -148,12 +154,14 @@ class Evenhand:
             worker.block_size,
             sends_events=self.settings.sends_events,
         )
+        self._workers[worker.worker_id] = spec
         self.step(WorkerJoined(spec), now_ns)
 
     def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
         position = self.map.position(worker_id)
         if position is not None and not position.left:
             fold(self.map, WorkerLeft(worker_id, position.epoch))
+        self._workers.pop(worker_id, None)
         for arrival in returned:
             del self._legs[arrival.arrival_id]
         self.step(WorkerGone(worker_id, f"Worker {worker_id} is gone."), now_ns)
@@ -165,11 +173,13 @@ class Evenhand:
         if tenant is None:
             tenant = TenantId(arrival.tenant)
             self.tenant_changed(TenantSpec(tenant, arrival.weight, queue_length_max=QUEUE_LENGTH_MAX), now_ns)
-        request_id = RequestId(str(arrival.arrival_id))
-        self._arrivals[request_id] = arrival
+        self._arrivals[RequestId(str(arrival.arrival_id))] = arrival
+        self._ask(arrival, now_ns)
+
+    def _ask(self, arrival: Arrival, now_ns: int) -> None:
         request = Request(
-            request_id,
-            tenant,
+            RequestId(str(arrival.arrival_id)),
+            self._tenants[arrival.tenant],
             arrival.block_names,
             arrival.prompt_tokens,
             arrival.output_tokens_max,
@@ -231,6 +241,33 @@ class Evenhand:
 
     def wake_at_ns(self) -> int | None:
         return self._wake_at_ns
+
+    # ---- failover
+
+    def fail_over(self, checkpoint: SchedulerCheckpoint, elapsed_ns: int, now_ns: int) -> None:
+        """Another process takes the pool over with a checkpoint that is ``elapsed_ns`` old.
+
+        It is told of tenants and workers; clients renew the tickets they hold, those that the checkpoint does not
+        know are adopted, and what waited is asked for again, in its order.
+        """
+        self._term += 1
+        self._wake_at_ns = None
+        self.presence = Presence(self.map)
+        self.scheduler = PoolScheduler(self.settings, self.presence, self._term)
+        self.scheduler.restore(checkpoint, now_ns, elapsed_ns)
+        for tenant in self._specs.values():
+            self.step(TenantChanged(tenant), now_ns)
+        for worker in self._workers.values():
+            self.step(WorkerJoined(worker), now_ns)
+        known = {held.ticket.ticket_id for held in checkpoint.tickets}
+        for leg in self._legs.values():
+            if leg.ticket.ticket_id in known:
+                self.step(Renew(leg.ticket.ticket_id), now_ns)
+            else:
+                self.step(TicketAdopted(leg.ticket, leg.arrival.block_names), now_ns)
+        for arrival in list(self._arrivals.values()):
+            if arrival.arrival_id not in self._legs:
+                self._ask(arrival, now_ns)
 
     def ticket_of(self, arrival: Arrival) -> TicketId | None:
         """The open ticket of an arrival; None if it waits or has ended."""

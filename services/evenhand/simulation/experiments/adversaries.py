@@ -1,8 +1,8 @@
 """What clever and unkind tenants can take from others.
 
-Three calm tenants ask for half of their share, and a busy but honest one for twice its share. Each adversary joins
-them in turn. With equal weights an adversary is due no more than the busy tenant gets, however it asks; and the
-calm should wait as they do beside any other busy tenant.
+Three calm tenants ask for half of their share, and a busy but honest one for five times its share. Each adversary
+joins them in turn. With equal weights an adversary is due no more than the busy tenant gets, however it asks; and
+the calm should wait as they do beside any other busy tenant.
 
 The last table is a known case by itself: one tenant whose prompts are all cached, and one whose 512-token prompts
 never are, each with a long queue on one worker. Each is due half of the cost.
@@ -37,7 +37,7 @@ HALF = (0.45, 0.55)
 BASE = Crowd(
     (
         *(Stream(f"calm-{number}", SHARE_PER_S / 2) for number in range(3)),
-        Stream("busy", 2 * SHARE_PER_S, well_behaved=False),
+        Stream("busy", 5 * SHARE_PER_S, well_behaved=False),
     ),
     duration_s=60.0,
     step_time=SLOW,
@@ -138,9 +138,12 @@ def _halves(result: TrialResult) -> dict[str, float]:
     """Cost of both while requests of both waited."""
     cached, uncached = result.series["cached"], result.series["uncached"]
     both = [a and b for a, b in zip(cached.backlogged, uncached.backlogged, strict=True)]
-    seconds = both.index(0) if 0 in both else len(both)
-    until_ns = seconds * NS_PER_S
-    costs = cost_until(result, "cached", until_ns), cost_until(result, "uncached", until_ns)
+    begin = both.index(1) if 1 in both else len(both)
+    seconds = both.index(0, begin) if 0 in both[begin:] else len(both)
+    costs = [
+        cost_until(result, name, seconds * NS_PER_S) - cost_until(result, name, begin * NS_PER_S)
+        for name in ("cached", "uncached")
+    ]
     total = max(1.0, sum(costs))
     return {
         "cached_share": costs[0] / total,
