@@ -9,8 +9,8 @@ A policy is told of arrivals and of all that becomes of them, and is asked after
 What always holds, on the caller's side: times never go backwards; each arrival is submitted once and ends in
 exactly one of ``finished``, ``cancelled`` and ``take_refused``; between the two it is placed once for each time
 it was submitted or came back through ``worker_lost``; callbacks of one instant come before the one ``place`` of
-that instant. On the policy's side: ``place`` names only workers that have joined and are not lost; equal calls
-give equal answers.
+that instant, which is called while something is unplaced and when the policy asked to be woken. On the policy's
+side: ``place`` names only workers that have joined and are not lost; equal calls give equal answers.
 
 A plain router sends at once, and what it sends waits in the engine's own queue. A policy with a central queue
 keeps the backlog and answers ``place`` with what a worker has room for. The caller need not know which is which,

@@ -5,8 +5,9 @@ message that arrives, a fault, and the policy's own wake-up. Within an instant t
 (by worker), messages, faults and cancels, arrivals, then one ``place``, then idle engines with work begin a step.
 
 An engine may run many pure decode steps in one go (``Engine.advance``), but never past the next instant at which
-somebody could send it something: the next arrival, cancel, fault or sample, and with a policy that holds its
-backlog also the end of any other engine's step. So the result is that of single steps.
+somebody could send it something: the next arrival, cancel, fault or sample, and while a policy holds a backlog
+also the end of any other engine's step. For a policy that is told of maps or output the step that crosses that
+instant is made by itself, so that all before it is known by then. So the result is that of single steps.
 
 A request that its client gives up in the middle of a step leaves at the step's end, as in a real engine.
 
@@ -73,6 +74,10 @@ class Trial:
         self.next_sample_ns = settings.sample_ns or FOREVER_NS
         self.idle: list[TrialWorker] = []
         """Workers that may have work and have no step under way."""
+        self.unplaced = 0
+        """Of the flights, those that no worker has."""
+        self.watches = policy.wants_map or policy.wants_progress
+        """The policy is told what happens within a request's life, beyond its ends."""
         self.preemptions = 0
         self.last_end_ns = 0
 
@@ -90,6 +95,7 @@ class Trial:
         while self.flights or self.next_arrival_ns < FOREVER_NS:
             wake_ns = self.policy.wake_at_ns()
             at_ns = self._next_ns()
+            woken = wake_ns is not None and wake_ns <= at_ns
             if wake_ns is not None and wake_ns < at_ns:
                 at_ns = max(now_ns, wake_ns)
                 if at_ns == woken_ns:
@@ -102,7 +108,7 @@ class Trial:
             if at_ns > self.settings.until_ns:
                 break
             now_ns = at_ns
-            self._instant(now_ns)
+            self._instant(now_ns, woken)
         while self.next_sample_ns <= self.last_end_ns:
             self._sample()
         return self._result()
@@ -117,7 +123,7 @@ class Trial:
             at_ns = self.outside[0][0]
         return at_ns
 
-    def _instant(self, now_ns: int) -> None:
+    def _instant(self, now_ns: int, woken: bool) -> None:
         """Everything that happens at one moment, in its fixed order."""
         while self.next_sample_ns < now_ns:
             self._sample()
@@ -132,36 +138,42 @@ class Trial:
             heappop(outside)[2](now_ns)
         while self.next_arrival_ns <= now_ns:
             self._arrive(now_ns)
-        for placed in self.policy.place(now_ns):
-            self._placed(placed, now_ns)
-        if self.policy.refuses:
-            for arrival in self.policy.take_refused():
-                self._refused(arrival, now_ns)
+        if self.unplaced or woken:
+            for placed in self.policy.place(now_ns):
+                self._placed(placed, now_ns)
+            if self.policy.refuses:
+                for arrival in self.policy.take_refused():
+                    self._refused(arrival, now_ns)
         if self.idle:
             self._begin_steps(now_ns)
 
     def _begin_steps(self, now_ns: int) -> None:
-        """Let every idle engine with work begin a step that ends before anything can be sent to it."""
+        """Let every idle engine with work begin a step, or as many as nothing can come between."""
         idle, self.idle = self.idle, []
         horizon_ns = min(self.next_arrival_ns, self.next_sample_ns + 1)
         if self.outside and self.outside[0][0] < horizon_ns:
             horizon_ns = self.outside[0][0]
         if self.policy.holds_backlog:
-            for heap in (self.steps, self.messages):
-                if heap and heap[0][0] < horizon_ns:
-                    horizon_ns = heap[0][0]
             wake_ns = self.policy.wake_at_ns()
             if wake_ns is not None and wake_ns < horizon_ns:
                 horizon_ns = wake_ns
-            if len(idle) > 1:
-                # What one of them ends in may send something to another.
-                horizon_ns = now_ns
+            if self.unplaced:
+                for heap in (self.steps, self.messages):
+                    if heap and heap[0][0] < horizon_ns:
+                        horizon_ns = heap[0][0]
+                if len(idle) > 1:
+                    # What one of them ends in may send something to another.
+                    horizon_ns = now_ns
+        told_ns = horizon_ns
         for worker in idle:
             engine = worker.engine
             worker.busy = False
             if engine is None or not engine.has_work:
                 continue
-            result = engine.advance(max(1, horizon_ns - now_ns))
+            if self.watches:
+                # What the steps before the last one did must be known at the horizon.
+                told_ns = horizon_ns - self.workload.step_time.duration_ns(0, engine.running)
+            result = engine.advance(max(1, told_ns - now_ns))
             assert result.steps, "an engine with work makes a step"
             worker.busy = True
             self.numbers += 1
@@ -184,6 +196,7 @@ class Trial:
         arrival = arrivals[self.next_arrival]
         outcome = self.outcomes[self.next_arrival]
         self.next_arrival += 1
+        self.unplaced += 1
         more = self.next_arrival < len(arrivals)
         self.next_arrival_ns = arrivals[self.next_arrival].at_ns if more else FOREVER_NS
         series = self.series[arrival.tenant]
@@ -199,13 +212,16 @@ class Trial:
         assert flight.worker is None, "an arrival is placed once"
         assert worker.engine is not None, "an arrival is placed on a worker that is there"
         arrival = flight.arrival
-        names = arrival.block_names + arrival.output_block_names
+        names = arrival.block_names
+        if arrival.output_block_names:
+            names += arrival.output_block_names
         content = BlockContent(names, block_size=self.workload.limits.block_size)
         request = EngineRequest(
             str(arrival.arrival_id), content, arrival.prompt_tokens, arrival.output_tokens, label=flight
         )
         flight.worker, flight.request = worker, request
         flight.base = 0
+        self.unplaced -= 1
         outcome = flight.outcome
         outcome.placed_ns, outcome.worker = now_ns, worker.index
         outcome.legs += 1
@@ -217,6 +233,7 @@ class Trial:
 
     def _refused(self, arrival: Arrival, now_ns: int) -> None:
         flight = self.flights.pop(arrival.arrival_id)
+        self.unplaced -= 1
         flight.outcome.refused = True
         flight.outcome.finished_ns = self.last_end_ns = now_ns
         flight.series.left_waiting()
@@ -238,8 +255,9 @@ class Trial:
             self._admitted(worker, request)
         for request in result.preempted:
             self._preempted(worker, request, produced)
-        for request in tuple(worker.resuming):
-            self._resume(worker, request, produced)
+        if worker.resuming:
+            for request in tuple(worker.resuming):
+                self._resume(worker, request, produced)
         for request in result.first_tokens:
             flight: Flight = request.label  # type: ignore[assignment]
             self._decodes(worker, flight, 1)
@@ -253,11 +271,12 @@ class Trial:
             policy.progress(worker.worker_id, produced, now_ns)
         for request in result.finished:
             self._finished(worker, request, now_ns)
-        for arrival_id in worker.cancels:
-            flight_left = worker.flights.get(arrival_id)
-            if flight_left is not None:
-                self._cancel_running(worker, engine, flight_left, now_ns)
-        worker.cancels.clear()
+        if worker.cancels:
+            for arrival_id in worker.cancels:
+                flight_left = worker.flights.get(arrival_id)
+                if flight_left is not None:
+                    self._cancel_running(worker, engine, flight_left, now_ns)
+            worker.cancels.clear()
         if worker.feed is not None and result.events:
             self._publish(worker.feed, worker.feed.batch(result.events), now_ns)
         self.idle.append(worker)
@@ -377,6 +396,7 @@ class Trial:
 
     def _cancel_waiting(self, flight: Flight, now_ns: int) -> None:
         del self.flights[flight.arrival.arrival_id]
+        self.unplaced -= 1
         flight.series.left_waiting()
         flight.outcome.cancelled = True
         flight.outcome.finished_ns = self.last_end_ns = now_ns
@@ -428,6 +448,7 @@ class Trial:
         flight.outcome.cached_tokens, flight.outcome.first_token_ns = 0, -1
         flight.worker = flight.request = None
         flight.base = 0
+        self.unplaced += 1
 
     def _start(self, worker: TrialWorker, now_ns: int) -> None:
         """A worker comes to life, with an empty cache."""
