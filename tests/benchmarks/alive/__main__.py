@@ -1,4 +1,4 @@
-"""The same arrivals through every router: ``python -m tests.benchmarks.alive [--seconds 40] [--routes a,b] …``
+"""The same arrivals through every router: ``python -m tests.benchmarks.alive [--seconds 45] [--routes a,b] …``
 
 Runs each route at each factor on a fresh fleet of four simulated engines, prints a line as it goes and the
 tables at the end, and writes them to ``--report`` (``docs/results/alive.md``; empty: nowhere). It ends with 0 if
@@ -28,8 +28,8 @@ REPORT = Path(__file__).resolve().parents[3] / "docs" / "results" / "alive.md"
 def options() -> argparse.Namespace:
     names = [kind.name for kind in KINDS]
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.alive", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=40.0, help="the window of each row")
-    parser.add_argument("--drain", type=float, default=40.0, help="longest drain after it")
+    parser.add_argument("--seconds", type=float, default=45.0, help="the window of each row")
+    parser.add_argument("--drain", type=float, default=30.0, help="longest drain after it")
     parser.add_argument("--factors", default="1,4,16", help="the hot tenant's multiples of its share")
     parser.add_argument("--routes", default=",".join(names), help="which, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
@@ -55,7 +55,7 @@ async def measure(given: argparse.Namespace, config: RunConfig) -> list[Row]:
 def main() -> int:
     given = options()
     configure_logs("alive", "console", "error")
-    config = RunConfig(given.seconds, given.drain, given.seed)
+    config = RunConfig(seconds=given.seconds, drain_s_max=given.drain, seed=given.seed)
     started_s = time.monotonic()
     print(f"seed {config.seed}, {config.seconds:g} s a row", flush=True)
     try:

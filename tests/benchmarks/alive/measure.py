@@ -2,8 +2,7 @@
 
 Times to first token count from the *scheduled* arrival, whatever kept the client. A request that has no first
 token when the run ends counts with what it has waited by then; one that was refused or failed counts as if it
-waited to the end of the run, so that no route looks fast by answering few. Nothing new arrives in the last
-``QUIET_SECONDS`` of the window, so what is unserved at its end was truly left waiting. Then the backlog drains,
+waited to the end of the run, so that no route looks fast by answering few. After the window the backlog drains,
 for a bounded time, and throughput is taken over window and drain together.
 """
 
@@ -25,7 +24,6 @@ from evenhand.client import ClientError
 from evenhand.core.facts import CostWeights
 from evenhand.local.accounting import percentile
 
-QUIET_SECONDS = 3.0
 CANCEL_SECONDS_MAX = 15.0
 COST = CostWeights()
 
@@ -34,9 +32,13 @@ COST = CostWeights()
 class RunConfig:
     """How long and how much."""
 
-    seconds: float = 40.0
-    """The window: load, and its quiet end."""
-    drain_s_max: float = 40.0
+    seconds: float = 45.0
+    """The window: warm-up, load, and its quiet end."""
+    warm_up_s: float = 5.0
+    """What arrives before this fills empty caches; it is load like all else, and counted in throughput alone."""
+    quiet_s: float = 3.0
+    """Nothing arrives at the end of the window, so that what is unserved then was truly left waiting."""
+    drain_s_max: float = 30.0
     seed: int = 1
     load: Load = field(default_factory=Load)
 
@@ -78,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """One tenant, or several together, in one row."""
+    """One tenant, or several together, in one row: of what arrived after the warm-up."""
 
     arrived: int
     unserved: int
@@ -262,7 +264,7 @@ async def run_row(kind: RouteKind, factor: float, config: RunConfig) -> Row:
             await asyncio.to_thread(wheels.installed, kind.wheel)
         except wheels.NotInstallable as error:
             return Row(kind.name, factor, skipped=str(error))
-    arrivals = plan(config.load, FLEET, factor, (config.seconds - QUIET_SECONDS) * 1_000, config.seed)
+    arrivals = plan(config.load, FLEET, factor, (config.seconds - config.quiet_s) * 1_000, config.seed)
     with tempfile.TemporaryDirectory(prefix="evenhand-alive-") as temporary:
         folder = Path(temporary)
         async with AliveFleet(FLEET, folder, kind.own_models) as fleet, kind.opened(fleet, folder) as route:
@@ -277,10 +279,12 @@ async def run_row(kind: RouteKind, factor: float, config: RunConfig) -> Row:
             finally:
                 gc.enable()
             ended_ms = run.now_ms()
-    return _row(kind.name, factor, run.outcomes, config.seconds * 1_000, ended_ms, cpu)
+    return _row(kind.name, factor, run.outcomes, config, ended_ms, cpu)
 
 
-def _row(route: str, factor: float, outcomes: list[Outcome], window_ms: float, ended_ms: float, cpu: Cpu) -> Row:
+def _row(route: str, factor: float, outcomes: list[Outcome], config: RunConfig, ended_ms: float, cpu: Cpu) -> Row:
+    window_ms = config.seconds * 1_000
+    counted = [outcome for outcome in outcomes if outcome.arrival.at_ms >= config.warm_up_s * 1_000]
     finished = [outcome for outcome in outcomes if outcome.usage is not None]
     last_ms = max([window_ms, *(outcome.done_ms or 0.0 for outcome in finished)])
     if len(finished) < len(outcomes):
@@ -301,9 +305,9 @@ def _row(route: str, factor: float, outcomes: list[Outcome], window_ms: float, e
         tokens * 1_000 / last_ms,
         sum(usage.cached_tokens for usage in usages) / prompt if prompt else 0.0,
         percentile([outcome.lag_ms for outcome in outcomes], 0.99),
-        {tenant: _tenant_row(outcomes, (tenant,), window_ms, ended_ms) for tenant in TENANTS},
-        _tenant_row(outcomes, WELL_BEHAVED, window_ms, ended_ms),
-        _tenant_row(outcomes, (HOT, *WELL_BEHAVED), window_ms, ended_ms),
+        {tenant: _tenant_row(counted, (tenant,), window_ms, ended_ms) for tenant in TENANTS},
+        _tenant_row(counted, WELL_BEHAVED, window_ms, ended_ms),
+        _tenant_row(counted, (HOT, *WELL_BEHAVED), window_ms, ended_ms),
         cpu,
         failures,
     )

@@ -28,7 +28,7 @@ TENANTS = (HOT, *CHATS, COLD)
 WELL_BEHAVED = (*CHATS, COLD)
 
 FLEET = FleetConfig(
-    engines=4, kv_blocks=1_280, slots=8, step_base_ms=40.0, prefill_token_us=150.0, running_sequence_us=300.0
+    engines=4, kv_blocks=1_280, slots=16, step_base_ms=24.0, prefill_token_us=150.0, running_sequence_us=1_000.0
 )
 """Slow engines: what is waited for is the engines' time, not the two cores that all of this shares."""
 
@@ -37,8 +37,10 @@ FLEET = FleetConfig(
 class Load:
     """Lengths in tokens."""
 
-    busy: float = 0.6
+    busy: float = 0.55
     """Part of the fleet that six tenants at their share keep busy."""
+    modesty: float = 0.75
+    """Part of its share that each well-behaved tenant asks for."""
     shared_tokens: int = 1_600
     suffix_tokens: int = 64
     hot_output: int = 24
@@ -140,7 +142,7 @@ def plan(load: Load, fleet: FleetConfig, factor: float, duration_ms: float, seed
     for tenant in TENANTS:
         prompts_of = {HOT: _hot, COLD: _cold}.get(tenant, _chat)
         prompt_of = prompts_of(load, random.Random(f"{seed}/{tenant}/prompts"))
-        rate = rates[tenant] * (factor if tenant == HOT else 1.0)
+        rate = rates[tenant] * (factor if tenant == HOT else load.modesty)
         for at_ms in _times(random.Random(f"{seed}/{tenant}/times"), rate, duration_ms):
             prompt, ids_body, text_body = _bodies(prompt_of(), outputs[tenant])
             arrivals.append(Arrival(at_ms, tenant, prompt, outputs[tenant], ids_body, text_body))

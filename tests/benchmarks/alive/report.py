@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from tests.benchmarks.alive.figures import figures
-from tests.benchmarks.alive.measure import QUIET_SECONDS, Row, RunConfig
+from tests.benchmarks.alive.measure import Row, RunConfig
 from tests.benchmarks.alive.plan import CHATS, COLD, FLEET, HOT, TENANTS, share_rates
 from tests.benchmarks.alive.routes import KINDS
 
@@ -30,7 +30,8 @@ def line(row: Row) -> str:
         f"work {good.work / 1e3:.0f}k",
         f"hot p50 {hot.p50_ms:6.0f} ms, {hot.unserved}/{hot.arrived} unserved, work {hot.work / 1e3:.0f}k",
         f"cpu client {cpu.client:.0f} engines {cpu.engines:.0f} router {cpu.router:.0f} (max "
-        f"{cpu.busiest_router:.0f}) machine {cpu.machine:.0f} others {cpu.others:.0f}, late {row.lag_p99_ms:.1f} ms",
+        f"{cpu.busiest_router:.0f}) machine {cpu.machine:.0f} others {cpu.others:.0f}",
+        f"late {row.lag_p99_ms:.1f} ms",
         f"{dict(row.failures) or ''} {row.distrust()}",
     )
     return " | ".join(parts)
@@ -60,9 +61,10 @@ def _preamble(config: RunConfig, took_s: float) -> list[str]:
         {FLEET.block_size} tokens, a step of {FLEET.step_base_ms:g} ms + {FLEET.prefill_token_us:g} µs for
         each prompt token + {FLEET.running_sequence_us:g} µs for each sequence. A tenant's share is a sixth
         of {load.busy:.0%} of what the fleet can do with every prefix cached: {rates[HOT]:.2f} requests/s of
-        the hot tenant, {rates[CHATS[0]]:.2f} of each conversational one, {rates[COLD]:.2f} of the cold one.
-        Each row is a window of {config.seconds:g} s, whose last {QUIET_SECONDS:g} s bring nothing new, and
-        a drain of at most {config.drain_s_max:g} s.""",
+        the hot tenant, {rates[CHATS[0]]:.2f} of each conversational one, {rates[COLD]:.2f} of the cold one;
+        the well-behaved ask for {load.modesty:.0%} of theirs. Each row is a window of {config.seconds:g} s,
+        whose first {config.warm_up_s:g} s only warm the caches (they count in throughput alone) and whose
+        last {config.quiet_s:g} s bring nothing new, and a drain of at most {config.drain_s_max:g} s.""",
         """Times to the first token count from the scheduled arrival; what is never answered counts with its
         wait to the end of the run. *Unserved*: not wholly answered at the end of the window. *Work*: prompt
         + 2 · output tokens delivered in the window, cached or not, so that nobody gains by computing a
