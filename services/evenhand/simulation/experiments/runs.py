@@ -92,13 +92,16 @@ def run_grid(
 
 
 def _measured(experiment: Experiment, left: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Measured]]:
-    if jobs == 1 or len(left) <= 1:
+    if jobs == 1 and not experiment.timed:
         for run in left:
             yield run, experiment.measure(run.cell.case, run.seed)
         return
+    if not left:
+        return
     # Fresh interpreters: what a cell measures cannot depend on what this process did before.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(left)), context) as pool:
+    each = 1 if experiment.timed else None
+    with ProcessPoolExecutor(min(jobs, len(left)), context, max_tasks_per_child=each) as pool:
         futures = {pool.submit(experiment.measure, run.cell.case, run.seed): run for run in left}
         try:
             for future in as_completed(futures):

@@ -8,6 +8,7 @@ from evenhand.simulation.experiments.hot import HOT
 from evenhand.simulation.experiments.isolation import ISOLATION
 from evenhand.simulation.experiments.levels import LEVELS_EXPERIMENT
 from evenhand.simulation.experiments.pareto import PARETO
+from evenhand.simulation.experiments.scale import SCALE
 from evenhand.simulation.experiments.stale import STALE
 from evenhand.simulation.experiments.workers import WORKERS_EXPERIMENT
 
@@ -19,6 +20,7 @@ _ROWS: tuple[Experiment, ...] = (
     WORKERS_EXPERIMENT,
     STALE,
     LEVELS_EXPERIMENT,
+    SCALE,
 )
 
 EXPERIMENTS: Mapping[str, Experiment] = {row.name: row for row in _ROWS}

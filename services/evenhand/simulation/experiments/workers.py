@@ -142,8 +142,8 @@ def page(results: Results) -> Page:
         (
             "D²LPM's published bound is 2 · workers · (U + Q), U being the cost of the largest request and Q the "
             f"quantum of a worker ({number(D2LPM_QUANTUM)}). Ours is T + one charge for two clocks, whatever the "
-            "number of workers; service differs by at most both sides of that and what is in flight, which is what "
-            "the workers hold.",
+            "number of workers; service differs by at most both sides of that and what is in flight, as "
+            "much as the workers hold.",
         ),
     )
 
