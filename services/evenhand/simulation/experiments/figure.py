@@ -147,7 +147,7 @@ def ticks(low: float, high: float, logarithmic: bool) -> list[float]:
     """Round values between the ends: 1, 2, 5 × powers of ten; at most about eight."""
     if logarithmic:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        steps = (1, 2, 5) if last - first <= 3 else (1,)
+        steps = (1, 2, 5) if math.log10(high / low) <= 3 else (1,)
         every = max(1, (last - first) // 8)
         tens = range(first, last + 1, every)
         return [step * 10.0**ten for ten in tens for step in steps if low <= step * 10.0**ten <= high]
