@@ -39,7 +39,7 @@ INTERNED_MAX = 65_536
 TIERS = tuple(Tier)
 
 
-def _known_first(known: Container[int], keys: Sequence[int]) -> int:
+def known_first(known: Container[int], keys: Sequence[int]) -> int:
     """How many of the first ``keys`` are known, if those known are the first; otherwise any number near that.
 
     A chain is known from its beginning, so bisection finds its end in a few probes; a hole only costs time.
@@ -129,7 +129,7 @@ class CacheMap:
         Deepest first, then by worker id.
         """
         holders = self.holders
-        known = _known_first(holders, keys)
+        known = known_first(holders, keys)
         if not known:
             return ()
         try:

@@ -50,7 +50,7 @@ class Explainer:
             tenant, queued, choice.worker, choice.cached_tokens, 1
         )
         levels = self._levels(choice)
-        wish = self._wish(choice, levels, now_ns)
+        wish = self._wish(choice, now_ns)
         if wish is None and warmer_full:
             wish = self._wish_for_full(choice, now_ns)
         return Decision(
@@ -76,37 +76,51 @@ class Explainer:
         user, tenant, worker, rate = choice.user, choice.tenant, choice.worker, self._cost_rate.per_s
         band, fair = tenant.band, self._fair
         users = 1 if len(tenant.users) == 1 else sum(1 for other in choice.candidates if other.tenant is tenant)
-        bands = len(choice.front.bands) if choice.front is not None else 0
+        front = choice.front
+        bands = len(front.bands) if front is not None else 0
+        if front is not None and choice.candidates is front.users:
+            tenants = front.tenants_count
+        else:
+            tenants = tenants_counted(choice.candidates)
         return (
             _level(fair.pool.lo(worker), bands, band, fair.window_of_bands(rate)),
             _level(
                 band.tenants.lo(worker),
-                tenants_counted(choice.candidates),
+                tenants,
                 tenant,
                 fair.window_of_tenants(band, rate),
             ),
             _level(tenant.users.lo(worker), users, user, fair.window_of_users(tenant, rate)),
         )
 
-    def _wish(
-        self, choice: Choice, levels: tuple[LevelChoice, LevelChoice, LevelChoice], now_ns: int
-    ) -> AffinityWish | None:
-        """A tenant lately served there waits with a better cached share, but lies outside a window."""
+    def _wish(self, choice: Choice, now_ns: int) -> AffinityWish | None:
+        """A tenant lately served there waits with a better cached share, but lies outside a window.
+
+        What has never been looked up is not looked up for this.
+        """
         worker = choice.worker
         worker_id, share = worker.spec.worker_id, choice.cached_tokens / choice.queued.prompt_tokens
-        bands_v_max = levels[0].lo + levels[0].window
+        bands = choice.front.bands if choice.front is not None else {}
+        chosen, heads = choice.tenant, self._placement.heads
         best: BestHead | None = None
         whose: Tenant | None = None
         for tenant in worker.served.values():
-            if not tenant.in_a or tenant is choice.tenant:
+            if not tenant.in_a or tenant is chosen:
                 continue
-            band_front = choice.front.bands.get(tenant.band.node_id) if choice.front is not None else None
-            if tenant.band.v <= bands_v_max and band_front is not None and tenant.v <= band_front.v_max:
+            band_front = bands.get(tenant.band.node_id)
+            if band_front is not None and tenant.v <= band_front.v_max:
                 continue
-            first = tenant.users.first()
-            known = self._placement.heads.at(first, worker) if first is not None else None
-            if known is not None and known.share > (best.share if best is not None else share):
-                best, whose = known, tenant
+            first = tenant.users.order[0][2]
+            known = first.best.get(worker_id)
+            if known is None:
+                cold = first.cold
+                if cold is None and not heads.is_known(first):
+                    continue
+                if cold is not None and cold.uniform and worker_id not in first.warm_workers:
+                    continue
+                known = heads.know(first, worker)
+            if known.share > share:
+                best, whose, share = known, tenant, known.share
         if best is None or whose is None:
             return None
         score = best.share - worker.score_penalty(self._config, now_ns)

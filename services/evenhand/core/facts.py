@@ -7,6 +7,7 @@ integer nanoseconds of one monotonic clock.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from evenhand.core.ids import Epoch, PoolId, RequestId, TenantId, TicketId, WorkerId
 
@@ -256,8 +257,7 @@ class ChoiceReason(Enum):
     """Granted by an earlier term of the scheduler; the reasons are in that term's records."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One worker as it looked for the chosen request at the moment of decision."""
 
     worker_id: WorkerId
@@ -269,8 +269,7 @@ class Candidate:
     pending_prefill_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class LevelChoice:
+class LevelChoice(NamedTuple):
     """How one level chose: pool among bands, band among tenants, tenant among users."""
 
     considered: int

@@ -7,6 +7,8 @@ client (or a lost leg) has excluded, as long as there is another.
 This module changes nothing.
 """
 
+from collections.abc import Sequence
+
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.queued import Queued
@@ -69,6 +71,27 @@ class Fitting:
             if other.closed is not None or not self.fits(tenant, queued, other, tokens):
                 return True
         return False
+
+    def warmer_for_each(self, heads: Sequence[Queued], worker: Worker, tokens_min: int) -> tuple[Worker, ...]:
+        """For each of some requests a worker as in ``warmer_without_room`` that is closed; empty: not all have."""
+        found: list[Worker] = []
+        for queued in heads:
+            tokens_here = queued.cached.get(worker.spec.worker_id, 0)
+            for worker_id, tokens in queued.cached.items():
+                other = self._fair.members.get(worker_id)
+                if (
+                    other is not None
+                    and other.closed is not None
+                    and not other.stale
+                    and tokens - tokens_here >= tokens_min
+                    and queued.tokens_total <= other.capacity_tokens
+                    and not queued.excluded
+                ):
+                    found.append(other)
+                    break
+            else:
+                return ()
+        return tuple(found)
 
     def blocks_allowed(self, tenant: Tenant, worker: Worker) -> int:
         """KV blocks a tenant may take at a worker with a free slot; 0: only headroom is left, and not for it."""

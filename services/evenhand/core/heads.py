@@ -20,6 +20,10 @@ from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
 from evenhand.core.worker import Worker
 
+REFRESHES_MAX = 2
+"""Users whose heads are looked up again at one look at them, so that no single decision pays for all; the next
+goes on. Without bound where ``matches_refresh_ms`` is 0."""
+
 NO_WORKER = WorkerId("")
 """Stands for any worker that holds no part of any head."""
 
@@ -45,6 +49,10 @@ class Heads:
             if queued.map_version < 0:
                 self.look_up(queued)
         return heads
+
+    def is_known(self, user: User) -> bool:
+        """Has each of the user's first H been looked up before?"""
+        return all(queued.map_version >= 0 for queued in user.heads(self._config.requests_considered_max))
 
     def at(self, user: User, worker: Worker) -> BestHead:
         """The user's head with the largest cached share at a worker."""
@@ -96,11 +104,15 @@ class Heads:
         return best
 
     def refresh_due(self, users: Iterable[User], now_ns: int) -> None:
-        """Look up again the heads of those whose look-ups are older than allowed."""
+        """Look up again the heads of those whose look-ups are older than they should be, a few at a time."""
         map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
+        left = REFRESHES_MAX if self._refresh_ns else -1
         for user in users:
             if user.matched_at_ns <= due_before_ns and user.matched_version != map_version:
                 self._refresh(user, now_ns)
+                left -= 1
+                if not left:
+                    return
 
     def _refresh(self, user: User, now_ns: int) -> None:
         changed = False

@@ -98,6 +98,7 @@ class Legs:
         kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
         held.decision = decision
+        tenant.charge_max = max(tenant.charge_max, charge / tenant.weight)
         held.guarantee_rate = self.guarantees.charge(tenant, charge, now_ns)
         self._note_map(held, worker)
         self._overtake(user, queued)

@@ -233,8 +233,14 @@ class Placement:
         if head.plain and head.blocks <= view.plain_blocks:
             choice = Choice(user, head.queued, view.worker, head.tokens, head.share - view.penalty)
         else:
+            if head.warmer and all(w.closed is not None and not w.stale for w in head.warmer):
+                return best
             found = self._at(view, user, head, cold)
-            if found is None or found.declined:
+            if found is None:
+                return best
+            if found.declined:
+                heads = self.heads.of(user)
+                head.warmer = self.fitting.warmer_for_each(heads, view.worker, self._config.cold_decline_tokens)
                 return best
             choice = found
         if best is not None and choice.score <= best.score and not self._wins_tie(choice, best, now_ns):

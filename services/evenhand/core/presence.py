@@ -25,7 +25,7 @@ from enum import Enum
 from itertools import repeat
 from operator import or_
 
-from evenhand.core.cache_map import CacheMap
+from evenhand.core.cache_map import CacheMap, known_first
 from evenhand.core.facts import WorkerSpec
 from evenhand.core.ids import Epoch, TicketId, WorkerId
 from evenhand.core.kv import WorkerPosition
@@ -207,6 +207,13 @@ class Presence:
         presumption = _Presumption(ticket_id, worker, keys)
         self._tickets[ticket_id] = worker.presumptions[ticket_id] = presumption
         presumed, approximate, marks, bit = worker.presumed, worker.approximate, self._marks, worker.bit
+        known = known_first(marks, keys)
+        fresh = keys[known:]
+        if not approximate and marks.keys().isdisjoint(fresh):
+            # What nobody is taken to hold is most of a prompt, and needs no look at each key.
+            presumed.update(dict.fromkeys(fresh, 1))
+            marks.update(dict.fromkeys(fresh, bit))
+            keys = keys[:known]
         for key in keys:
             count = presumed.get(key, 0)
             presumed[key] = count + 1
@@ -277,17 +284,17 @@ class Presence:
         worker = presumption.worker
         del self._tickets[presumption.ticket_id], worker.presumptions[presumption.ticket_id]
         worker.ended.pop(presumption.ticket_id, None)
-        presumed = worker.presumed
+        presumed, approximate, marks, bit = worker.presumed, worker.approximate, self._marks, worker.bit
         for key in presumption.keys:
-            count = presumed[key] - 1
+            count = presumed.pop(key) - 1
             if count:
                 presumed[key] = count
-                continue
-            del presumed[key]
-            if key in worker.approximate:
+            elif approximate and key in approximate:
                 worker.overlap -= 1
             else:
-                self._unmark(key, worker.bit)
+                mask = marks.pop(key) ^ bit
+                if mask:
+                    marks[key] = mask
 
     def _drop_approximate(self, worker: _Worker, count: int) -> None:
         for _ in range(count):

@@ -10,6 +10,7 @@ from evenhand.core.ids import WorkerId
 
 if TYPE_CHECKING:
     from evenhand.core.tenant import User
+    from evenhand.core.worker import Worker
 
 NO_MATCHES: dict[WorkerId, int] = {}
 
@@ -64,7 +65,7 @@ class Queued:
 class BestHead:
     """A user's head with the largest cached share at one worker, regardless of room; and the smallest need."""
 
-    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform")
+    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform", "warmer")
 
     def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
         self.queued = queued
@@ -78,5 +79,8 @@ class BestHead:
         """The least and the most that any of the heads needs there."""
         self.uniform = False
         """No head is excluded anywhere or too large for any worker: all workers that hold no part are alike."""
+        self.warmer: tuple[Worker, ...] = ()
+        """For each of the heads a worker that made it be declined there; empty: not all were. As long as each of
+        them has no room, all are declined again."""
         self.plain = plain
         """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""

@@ -7,6 +7,7 @@ from evenhand.core.facts import TenantState, WorkerState
 from evenhand.core.ids import Epoch, TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.tenant import Band, Tenant
+from evenhand.core.waits import pool_worst_wait
 from evenhand.core.worker import Worker
 
 
@@ -90,12 +91,17 @@ class PoolStatus:
     tenants_in_a: int
     grants: int
     bands: tuple[BandStatus, ...] = ()
+    wait_max_ms: float = 0.0
+    """Worst-case wait of a tenant in A, from now on (P3; see ``bounds``)."""
+    newcomer_wait_max_ms: float = 0.0
+    """Worst-case wait of a tenant that enters A now (P8)."""
     window_of_bands: float = 0.0
     """T among the bands."""
 
 
 def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
     bands = tuple(_band_status(legs, band) for band in legs.fair.bands.values())
+    worst = pool_worst_wait(legs, now_ns)
     return PoolStatus(
         tenants=tuple(_tenant_status(legs, tenant, now_ns) for tenant in legs.outstanding.tenants.values()),
         workers=tuple(_worker_status(legs, worker, now_ns) for worker in legs.rooms.workers.values()),
@@ -108,6 +114,8 @@ def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
         tenants_in_a=len(legs.fair),
         grants=legs.granted_count,
         bands=bands,
+        wait_max_ms=worst.in_a_ms,
+        newcomer_wait_max_ms=worst.newcomer_ms,
         window_of_bands=legs.fair.window_of_bands(legs.cost_rate.per_s),
     )
 

@@ -123,6 +123,7 @@ class Tenant(FairChild):
         "backlogged_from_ns",
         "backlogged_ns",
         "band",
+        "charge_max",
         "cost_due",
         "cost_due_mark",
         "cost_got",
@@ -173,6 +174,8 @@ class Tenant(FairChild):
         self.guarantee_tag_ns = 0.0
         self.guarantee_waits = False
         """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
+        self.charge_max = 0.0
+        """ĉ: its largest charge so far ÷ its weight then; how far one dispatch moves its clock."""
         self.cost_due = 0.0
         self.cost_due_mark = 0.0
         self.backlogged_ns = 0

@@ -1,0 +1,98 @@
+"""How long a tenant can have to wait, in time: P3 and P8 of ``docs/fairness.md`` as one sum.
+
+While a tenant stays in A undispatched, each sibling can be booked at most ``φ_j · (T + v_i − v_j + ĉ_j + Ô_j +
+X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands. A
+pool that is full dispatches as fast as it delivers, at R, of which guarantees may take their part beside the
+clocks. Then it is the tenant's turn, and the last thing to wait for is room: at most the longest residual of what
+runs. So::
+
+    cost  = Σ siblings + Σ other bands + guaranteed rate · burst + one charge of each guaranteed tenant
+    wait  = cost / (R · (1 − guaranteed share)) + longest residual
+
+What the sum takes for granted: R stays what it is; nobody else comes (each newcomer adds its own term); charges
+and wrong estimates are no larger than those seen so far and those open now; legs end within their output limit
+(who renews a ticket for ever is bounded by ``concurrency_max`` alone).
+
+Pure: plain numbers in, milliseconds out.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A node in A among its siblings. ``charge``, ``over`` and ``under`` (ĉ, Ô, X̂) are in virtual time."""
+
+    v: float
+    weight: float
+    charge: float
+    over: float
+    under: float
+
+    def cost_before(self, v: float, window: float) -> float:
+        """Cost that may be booked to it while a sibling whose clock is at most ``v`` waits."""
+        return max(0.0, self.weight * (window + v - self.v + self.charge + self.over + self.under))
+
+
+@dataclass(frozen=True, slots=True)
+class BandSiblings:
+    """A band among bands, its tenants in A, the window among them and the largest V_w: where a newcomer starts."""
+
+    band: Sibling
+    tenants: tuple[Sibling, ...]
+    window: float
+    virtual_time_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorstWait:
+    """Worst-case waits in milliseconds; infinite where a pool delivers nothing beside its guarantees."""
+
+    in_a_ms: float
+    """Of whichever tenant is in A."""
+    newcomer_ms: float
+    """Of a tenant that enters A now, in whichever band."""
+
+
+def cost_ahead(v: float, window: float, others: Iterable[Sibling]) -> float:
+    """Cost that siblings may be booked while one whose clock is at most ``v`` waits."""
+    return sum(other.cost_before(v, window) for other in others)
+
+
+def wait_ms(cost: float, cost_rate_per_s: float, guaranteed_share: float, residual_ms: float) -> float:
+    """Time in which a full pool has dispatched so much, and the last leg in the way has ended."""
+    rate = cost_rate_per_s * (1.0 - guaranteed_share)
+    return cost / rate * 1000.0 + residual_ms if rate > 0.0 else math.inf
+
+
+def worst_wait(
+    bands: Sequence[BandSiblings],
+    window_of_bands: float,
+    bands_virtual_time_max: float,
+    cost_rate_per_s: float,
+    guaranteed_share: float,
+    guarantees_cost: float,
+    residual_ms: float,
+) -> WorstWait:
+    """Of any tenant in A, and of a newcomer, in the band where it is worst.
+
+    ``guarantees_cost`` is what guarantees may take at once: their rates · burst, and one charge of each.
+    """
+    in_a_cost = newcomer_cost = 0.0
+    for own in bands:
+        others = [other.band for other in bands if other is not own]
+        # Corrections of what the band and the tenant itself have running may still raise their own clocks.
+        bands_cost = cost_ahead(own.band.v + own.band.under, window_of_bands, others)
+        if own.tenants:
+            last = max(own.tenants, key=lambda tenant: tenant.v + tenant.under)
+            rest = [tenant for tenant in own.tenants if tenant is not last]
+            in_a_cost = max(in_a_cost, bands_cost + cost_ahead(last.v + last.under, own.window, rest))
+        newcomer_cost = max(newcomer_cost, bands_cost + cost_ahead(own.virtual_time_max, own.window, own.tenants))
+    entering = cost_ahead(bands_virtual_time_max, window_of_bands, [own.band for own in bands])
+    newcomer_cost = max(newcomer_cost, entering)
+    return WorstWait(
+        wait_ms(in_a_cost + guarantees_cost, cost_rate_per_s, guaranteed_share, residual_ms),
+        wait_ms(newcomer_cost + guarantees_cost, cost_rate_per_s, guaranteed_share, residual_ms),
+    )
