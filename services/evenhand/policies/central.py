@@ -160,10 +160,7 @@ class CentralPolicy(PlainPolicy):
         if not worker.in_flight:
             return True
         room = self.rooms[worker.worker_id]
-        if worker.in_flight >= (self.room.slots_max or worker.spec.slots):
-            return False
-        limit = self.room.prefill_pending_max_tokens
-        if limit and room.prefill_tokens >= limit:
+        if not self.may_take(worker):
             return False
         return room.kv_tokens + uncached + self.output_reserved(arrival) <= worker.spec.kv_tokens
 

@@ -156,6 +156,29 @@ def test_d2lpm_leaves_the_best_match_when_its_deficit_there_is_gone() -> None:
     assert sent == [worker_id(1), worker_id(1), worker_id(0)], "64 each: after 128 of 100, the other worker"
 
 
+def test_d2lpm_goes_nowhere_without_deficit_though_the_match_is_there() -> None:
+    policy = make_policy("d2lpm", {"worker_quantum": 100.0})
+    join(policy, 2)
+    holds(policy, 1, (1, 2, 3))
+    long_one, other = arrival(1, blocks=(1, 2, 3)), arrival(2, prompt=200)
+    assert send(policy, long_one) == worker_id(1)
+    policy.finished(long_one, worker_id(1), Usage(48, 0, 1_000), 1)
+    assert send(policy, other) == worker_id(0)
+    # −1,948 and −100: the refill stops as soon as worker 0 may take something, which worker 1 may not.
+    assert send(policy, arrival(3, blocks=(1, 2, 3))) == worker_id(0)
+
+
+def test_dlpm_inside_an_engine_charges_what_had_to_be_computed() -> None:
+    """One at a time, one token out: equal uncached prompts alternate, though all of a came first."""
+    first = [Arrival(n, 0, "a", tuple(range(100 * n, 100 * n + 20)), 321, 1, 1) for n in range(6)]
+    then = [Arrival(n, 0, "b", tuple(range(100 * n, 100 * n + 20)), 321, 1, 1) for n in range(10, 16)]
+    limits = EngineLimits(sequences_max=1, model_tokens_max=4_096)
+    workload = Workload("queue", (TenantPlan("a"), TenantPlan("b")), in_order(first + then), limits)
+    result = run_trial(make_policy("d2lpm", {"user_quantum": 300.0}), workload, TrialSettings(workers=1))
+    order = [one.arrival.tenant for one in sorted(result.outcomes, key=lambda outcome: outcome.finished_ns)]
+    assert order == ["a", "b"] * 6
+
+
 def test_d2lpm_inside_its_engines_starves_nobody() -> None:
     """One engine, all at once: greedy serves all the warm first, the deficits interleave."""
     blocks = tuple(range(1, 33))

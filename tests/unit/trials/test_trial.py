@@ -113,3 +113,19 @@ def test_skipping_ahead_changes_nothing(name: str, monkeypatch: pytest.MonkeyPat
     skipping = fates()
     monkeypatch.setattr(Engine, "advance", lambda engine, duration_ns_max: engine.step())
     assert fates() == skipping
+
+
+def test_skipping_ahead_changes_nothing_for_engines_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines begin together; the short answers of one make room for what the other could have had."""
+    outputs = [40, 400, 40, 400, 400, 40, 400, 40, *[100] * 12]
+    arrivals = [Arrival(n, 0, "t", (), 64, 400, output) for n, output in enumerate(outputs)]
+    limits = EngineLimits(sequences_max=4, model_tokens_max=4_096)
+    workload = Workload("burst", (TenantPlan("t"),), tuple(arrivals), limits)
+
+    def fates() -> list[tuple[int, int, int]]:
+        outcomes = run_trial(make_policy("vtc"), workload, TrialSettings(workers=2)).outcomes
+        return [(o.worker, o.placed_ns, o.finished_ns) for o in outcomes]
+
+    skipping = fates()
+    monkeypatch.setattr(Engine, "advance", lambda engine, duration_ns_max: engine.step())
+    assert fates() == skipping
