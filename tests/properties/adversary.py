@@ -16,6 +16,7 @@ from evenhand.core.cache_map import CacheMap
 from evenhand.core.facts import (
     LegOutcome,
     OutputEstimatorKind,
+    RateLimits,
     Request,
     SchedulerConfig,
     TenantSpec,
@@ -89,6 +90,8 @@ class Unkindness:
     """Tenants with several users of different weights."""
     guarantees: bool = False
     """Tenants that are guaranteed a part of the pool, more than there is at times."""
+    rate_limits: bool = False
+    """Limits per minute, of tenants and of their users, tight enough to bind at times."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -108,6 +111,7 @@ FEATURES = (
     "bands",
     "users",
     "guarantees",
+    "rate_limits",
 )
 """What a seed turns on or off by itself."""
 
@@ -181,6 +185,8 @@ class Adversary:
             weight, band = rng.choice([0.25, 1.0, 1.0, 3.0]), rng.choice(list(self.bands))
             guaranteed = rng.choice([0.0, 0.0, 0.1, 0.5]) if self.unkind.guarantees else 0.0
             spec = TenantSpec(tenant_id, weight, band=band, guaranteed_share=guaranteed)
+            if self.unkind.rate_limits:
+                spec = replace(spec, rate_limits=self._rates(), user_rate_limits=self._rates())
             self._tenant(replace(spec, user_weights=self._user_weights()))
             self.on[tenant_id] = True
         self.ids = list(self.on)
@@ -268,6 +274,15 @@ class Adversary:
 
     def _sometimes(self, feature: str, probability: float) -> bool:
         return bool(getattr(self.unkind, feature)) and self.rng.random() < probability
+
+    def _rates(self) -> RateLimits:
+        """None, or some that bind at times: a run lasts some seconds."""
+        rng = self.rng
+        if rng.random() < 0.5:
+            return RateLimits()
+        return RateLimits(
+            rng.choice([0, 2_000]), rng.choice([0, 20]), rng.choice([0, 600_000]), rng.choice([0, 9_000])
+        )
 
     def _user_weights(self) -> tuple[tuple[str, float], ...]:
         if not self.unkind.users:

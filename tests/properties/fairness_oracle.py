@@ -244,6 +244,11 @@ class Oracle:
         self._counters()
         if self.stirred:
             self.idleness.check(now_ns)
+        kept = self.core.placement.keeping.kept
+        if kept is not None:
+            waiting = self.books[kept.user.tenant.spec.tenant_id].admitted.get(kept.queued.request.request_id)
+            if waiting is not None:
+                waiting.was_kept_for = True
 
     def _input(self, input: Input, effects: tuple[Effect, ...]) -> None:
         match input:

@@ -29,9 +29,7 @@ class Idleness:
             return
         kept, kept_for = oracle.core.placement.keeping.kept, None
         if kept is not None:
-            book = oracle.books[kept.user.tenant.spec.tenant_id]
-            kept_for = book.lines[kept.user.node_id]
-            book.admitted[kept.queued.request.request_id].was_kept_for = True
+            kept_for = oracle.books[kept.user.tenant.spec.tenant_id].lines[kept.user.node_id]
             first = self._first()
             demand(kept_for is first, "P6", f"kept for {kept_for.name}, the most-behind is {first.name}")
         for place in open_places:
