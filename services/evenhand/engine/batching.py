@@ -129,6 +129,8 @@ class Engine:
         self._blocked: EngineRequest | None = None
         """The request that did not fit then; an order may name another one since."""
         self._decodes_since_admission = 0
+        self._departures = 0
+        """Requests that left the batch."""
         self._ending: list[EngineRequest] = []
         """Requests that reach the end of their prompt or output in the step under way."""
         self._admitted: list[EngineRequest] = []
@@ -290,16 +292,18 @@ class Engine:
         """Take requests from the head of the waiting queue while sequences, tokens and blocks last."""
         while step.budget_tokens > 0 and len(self._running) < self.limits.sequences_max:
             request = self.waiting.head(self.pool)
-            if request is None or (self._blocked_at == self.pool.version and self._blocked is request):
+            # Decoding moves the pool, but not what the batch needs at its fullest.
+            version = self.pool.version if self.prefill_apart is None else self._departures
+            if request is None or (self._blocked_at == version and self._blocked is request):
+                return
+            if self.prefill_apart is not None and request.total_tokens > step.budget_tokens:
                 return
             if not self._try_admit(request, step):
-                self._blocked, self._blocked_at = request, self.pool.version
+                self._blocked, self._blocked_at = request, version
                 return
 
-    def _fits_apart(self, request: EngineRequest, step: _Step, rule: PrefillApart) -> bool:
-        """Whether the whole prompt fits the step, and every output the memory."""
-        if request.total_tokens > step.budget_tokens:
-            return False
+    def _fits_apart(self, request: EngineRequest, rule: PrefillApart) -> bool:
+        """Whether the memory holds every output to its end."""
         needs = [KvNeed(request.total_tokens + 1, request.output_tokens_max - request.output_tokens - 1)]
         for running in self._running.values():
             produced = self.output_tokens(running) if running.state is RequestState.DECODE else 1
@@ -308,7 +312,7 @@ class Engine:
         return fullest_tokens(needs) + rule.adapter_tokens * len(adapters) < rule.kv_tokens_max
 
     def _try_admit(self, request: EngineRequest, step: _Step) -> bool:
-        if self.prefill_apart is not None and not self._fits_apart(request, step, self.prefill_apart):
+        if self.prefill_apart is not None and not self._fits_apart(request, self.prefill_apart):
             return False
         pool, block_size, total = self.pool, self.limits.block_size, request.total_tokens
         usable = min(request.content.nameable_blocks, (total - 1) // block_size)
@@ -417,6 +421,7 @@ class Engine:
         if request is self._prefilling:
             self._prefilling = None
         del self._running[request.admission]
+        self._departures += 1
         self.pool.free(request.block_ids)
         request.block_ids = []
         request.stored_blocks = 0

@@ -185,7 +185,7 @@ def _figure(results: Results, measurement: Measurement, *, logarithmic: bool) ->
     return Figure(
         f"{measurement.name.capitalize()}: service difference (median over seeds)",
         Axis("time (s)", least=0.0),
-        Axis(f"difference {kind} ({unit})", logarithmic=logarithmic, least=0.0),
+        Axis(f"difference {kind} ({unit})", logarithmic=logarithmic, least=1.0 if logarithmic else 0.0),
         tuple(series),
     )
 

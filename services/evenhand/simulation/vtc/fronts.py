@@ -71,7 +71,10 @@ class Behind:
     def __init__(self, policy: Policy, worker: FleetWorker) -> None:
         self.order: WaitingOrder = Fcfs()
         self._policy = policy
-        self._asked: dict[int, tuple[Arrival, EngineRequest]] = {}
+        self._requests: dict[int, EngineRequest] = {}
+        """By arrival id."""
+        self._arrivals: dict[str, Arrival] = {}
+        """By request id."""
         self._worker_id = worker.worker_id
         policy.worker_joined(worker, 0)
 
@@ -85,25 +88,25 @@ class Behind:
             request.output_tokens_max,
             request.output_tokens_max,
         )
-        self._asked[arrival.arrival_id] = (arrival, request)
+        self._requests[arrival.arrival_id] = request
+        self._arrivals[request.request_id] = arrival
         self._policy.submit(arrival, now_ns)
 
     def place(self, now_ns: int) -> Sequence[EngineRequest]:
-        return [self._asked[placed.arrival.arrival_id][1] for placed in self._policy.place(now_ns)]
+        return [self._requests[placed.arrival.arrival_id] for placed in self._policy.place(now_ns)]
 
     def first_token(self, request: EngineRequest, now_ns: int) -> None:
-        arrival = self._arrival(request)
+        arrival = self._arrivals[request.request_id]
         self._policy.first_token(arrival, self._worker_id, 0, now_ns)
         self._policy.progress(self._worker_id, [(arrival, 1)], now_ns)
 
     def produced(self, requests: Sequence[EngineRequest], now_ns: int) -> None:
-        self._policy.progress(self._worker_id, [(self._arrival(request), 1) for request in requests], now_ns)
+        self._policy.progress(
+            self._worker_id, [(self._arrivals[request.request_id], 1) for request in requests], now_ns
+        )
 
     def ended(self, request: EngineRequest, now_ns: int) -> None:
-        arrival = self._arrival(request)
+        arrival = self._arrivals.pop(request.request_id)
         usage = Usage(request.prompt_tokens, 0, request.output_tokens_max)
         self._policy.finished(arrival, self._worker_id, usage, now_ns)
-        del self._asked[arrival.arrival_id]
-
-    def _arrival(self, request: EngineRequest) -> Arrival:
-        return self._asked[int(request.request_id)][0]
+        del self._requests[arrival.arrival_id]

@@ -23,9 +23,10 @@ to single requests of its records and to its throughput; to no figure of fairnes
   comes out close.
 - **With a prediction**, what is left is at most a request or two, 768 cost tokens each: it depends on which
   request happens to straddle a moment, and one recorded run is one draw. The oracle's figure under overload has
-  two modes, a few tens and a few hundred, by the phase between the two clients; the recorded run is of the
-  second. (Recorded too: the server's first prompt took a second longer than all others. With that and the
-  recorded phases, waves of 1, 11, 7 and 1 requests come out here as there, 1.1, 0.8 and 2.2 s apart.)
+  two modes, a few tens and a few hundred, by the phase between the two clients; a median over few seeds falls on
+  either, and the recorded run is of the second. (Recorded too: the server's first prompt took a second longer
+  than all others. With that and the recorded phases, waves of 1, 11, 7 and 1 requests come out here as there,
+  1.1, 0.8 and 2.2 s apart.)
 - **The arena's maxima** are single windows of single runs. Moving arrivals by milliseconds moves our own VTC
   runs over the whole bracket, and the published figure lies within it.
 
@@ -35,7 +36,7 @@ alone when nobody waits, and charges each running request one token more in a st
 ## Evenhand in the same place
 
 Here Evenhand keeps the backlog and the engine serves in order of arrival. With one worker and nothing cached,
-the window has nothing to choose, so T = 0 and the default differ by chance alone. It charges an estimate of each
+the window has next to nothing to choose, so T = 0 and the default differ little. It charges an estimate of each
 output at dispatch and corrects it, hence the small differences.
 
 Its throughput is lower on this engine, for two reasons. It reserves a whole prompt and output for each request,
