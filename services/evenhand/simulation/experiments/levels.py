@@ -54,7 +54,7 @@ def _spec(name: str, **more: object) -> TenantSpec:
     return TenantSpec(TenantId(name), queue_length_max=QUEUE_MAX, **more)  # type: ignore[arg-type]
 
 
-def _streams(*names: str, per_second: float = 8.0) -> tuple[Stream, ...]:
+def _streams(*names: str, per_second: float = 20.0) -> tuple[Stream, ...]:
     return tuple(Stream(name, per_second, prompt_tokens=600, well_behaved=False) for name in names)
 
 
@@ -89,7 +89,7 @@ LEVELS = (
     LevelCase(
         "users with weights 1 and 3 beside another tenant",
         (
-            Stream("team", 24.0, prompt_tokens=600, users=2, well_behaved=False),
+            Stream("team", 40.0, prompt_tokens=600, users=2, well_behaved=False),
             *_streams("other"),
         ),
         (_spec("team", user_weights=(("user-1", 3.0),)), _spec("other")),
@@ -97,8 +97,10 @@ LEVELS = (
     ),
     LevelCase(
         "a guarantee of half beside five",
-        _streams("sure", "a", "b", "c", "d", "e", per_second=9.0),
+        _streams("sure", "a", "b", "c", "d", "e", per_second=15.0),
         (_spec("sure", guaranteed_share=0.5), *(_spec(name) for name in "abcde")),
+        (),
+        (),
         (("sure", 0.5),),
         at_least=True,
     ),
