@@ -15,7 +15,7 @@ from evenhand.core.errors import Unavailable
 SMALL = RunConfig(seconds=5.0, warm_up_s=0.0, quiet_s=2.0, drain_s_max=10.0)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["round-robin", "evenhand"])
 async def test_every_arrival_is_answered_and_counted(name: str) -> None:
     kind = next(kind for kind in KINDS if kind.name == name)

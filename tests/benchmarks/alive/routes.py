@@ -17,6 +17,7 @@ where that costs the router least (``kv_aware`` would ask an engine to tokenize 
 router matches or counts text (``cache_aware``, kvwarden).
 """
 
+import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,7 +33,7 @@ from tests.benchmarks.alive.plan import FLEET, TENANTS, Arrival
 from tests.benchmarks.alive.stream import StreamUsage
 
 from evenhand.client import AsyncClient, Grant
-from evenhand.local.demo import _workers_known as workers_known
+from evenhand.core.errors import Unavailable
 from evenhand.local.engines import EngineFleet, FleetConfig
 from evenhand.local.ports import HOST, FreePorts
 from evenhand.local.process import ManagedProcess
@@ -42,7 +43,8 @@ from evenhand.postgres.seed import SeedApiKey, SeedFile, SeedTenant
 
 POOL = "alive"
 ACQUIRE_SECONDS_MAX = 600.0
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 90.0
+STATUS_POLL_SECONDS = 0.05
 UNLIMITED = 1_000_000
 """Of kvwarden's limits: more than a run can reach."""
 
@@ -162,6 +164,19 @@ async def _round_robin(fleet: EngineFleet, folder: Path) -> AsyncIterator[Route]
     yield Direct(itertools.cycle([_host_port(worker.address) for worker in fleet.workers]))
 
 
+async def _workers_known(stack: Stack, count: int) -> None:
+    """Return once the scheduler owns the pool and every worker takes requests."""
+    try:
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            while True:
+                pool = (await stack.status())["pool"]
+                if isinstance(pool, dict) and [row["state"] for row in pool["workers"]] == ["ready"] * count:
+                    return
+                await asyncio.sleep(STATUS_POLL_SECONDS)
+    except TimeoutError:
+        raise Unavailable(f"The scheduler did not see {count} workers within {READY_SECONDS_MAX:.0f} s.") from None
+
+
 @asynccontextmanager
 async def _evenhand(fleet: EngineFleet, folder: Path) -> AsyncIterator[Route]:
     seed = SeedFile(
@@ -171,7 +186,7 @@ async def _evenhand(fleet: EngineFleet, folder: Path) -> AsyncIterator[Route]:
     async with AsyncExitStack() as exit_stack:
         config = StackConfig(folder / "stack", POOL, seed, fleet.workers, durable=False)
         stack = await exit_stack.enter_async_context(Stack(config))
-        await workers_known(stack, len(fleet.workers))
+        await _workers_known(stack, len(fleet.workers))
         keys = keys_by_principal(stack.generated_keys)
         clients = {
             tenant: await exit_stack.enter_async_context(
