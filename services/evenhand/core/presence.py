@@ -124,9 +124,23 @@ class Presence:
     def match(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
         """Workers taken to hold at least the first of ``keys``, and how many: deepest first, then by worker id."""
         marks, holders = self._marks, self._map.holders
-        if not marks or marks.keys().isdisjoint(keys):
+        if not marks or not keys:
             return self._map.match(keys)
-        held, assumed = map(holders.get, keys, _NOBODY), map(marks.get, keys, _NOBODY)
+        # A chain is known from its beginning, so bisection finds where it ends; nothing beyond a hole counts.
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            key = keys[middle]
+            if key in holders or key in marks:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return ()
+        known = keys[:low]
+        if marks.keys().isdisjoint(known):
+            return self._map.match(known)
+        held, assumed = map(holders.get, known, _NOBODY), map(marks.get, known, _NOBODY)
         return self._map.slots.matches(tuple(map(or_, held, assumed)))
 
     def match_map_only(self, keys: Sequence[int]) -> tuple[PrefixMatch, ...]:
