@@ -1,9 +1,8 @@
 """How long a tenant can have to wait, in time: P3 and P8 of ``docs/fairness.md`` as one sum.
 
 While a tenant stays in A undispatched, each sibling can be booked at most ``φ_j · (T + v_i − v_j + ĉ_j + Ô_j +
-X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands. A
-pool that is full dispatches as fast as it delivers, at R, of which guarantees may take their part beside the
-clocks. Then it is the tenant's turn, and the last thing to wait for is room: at most the longest residual of what
+X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands, as
+far as what the siblings get has raised the clock of their own band. A pool that is full dispatches as fast as it delivers, at R, of which guarantees may take their part beside the clocks. Then it is the tenant's turn, and the last thing to wait for is room: at most the longest residual of what
 runs. So::
 
     cost  = Σ siblings + Σ other bands + guaranteed rate · burst + one charge of each guaranteed tenant
@@ -83,13 +82,19 @@ def worst_wait(
     in_a_cost = newcomer_cost = 0.0
     for own in bands:
         others = [other.band for other in bands if other is not own]
-        # Corrections of what the band and the tenant itself have running may still raise their own clocks.
-        bands_cost = cost_ahead(own.band.v + own.band.under, window_of_bands, others)
+
+        def through_bands(tenants_cost: float, own: BandSiblings = own, others: list[Sibling] = others) -> float:
+            """What siblings get raises the band's clock, and each time the other bands follow."""
+            # Corrections of what the band and the tenant itself have running may still raise their own clocks.
+            v = own.band.v + own.band.under + tenants_cost / own.band.weight
+            return tenants_cost + cost_ahead(v, window_of_bands, others)
+
         if own.tenants:
             last = max(own.tenants, key=lambda tenant: tenant.v + tenant.under)
             rest = [tenant for tenant in own.tenants if tenant is not last]
-            in_a_cost = max(in_a_cost, bands_cost + cost_ahead(last.v + last.under, own.window, rest))
-        newcomer_cost = max(newcomer_cost, bands_cost + cost_ahead(own.virtual_time_max, own.window, own.tenants))
+            in_a_cost = max(in_a_cost, through_bands(cost_ahead(last.v + last.under, own.window, rest)))
+        before_newcomer = cost_ahead(own.virtual_time_max, own.window, own.tenants)
+        newcomer_cost = max(newcomer_cost, through_bands(before_newcomer))
     entering = cost_ahead(bands_virtual_time_max, window_of_bands, [own.band for own in bands])
     newcomer_cost = max(newcomer_cost, entering)
     return WorstWait(

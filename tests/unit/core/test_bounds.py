@@ -43,6 +43,15 @@ def test_other_bands_add_what_they_may_take() -> None:
     assert both.in_a_ms == alone.in_a_ms + 3.0 * (20.0 + 2.0 + 15.0)
 
 
+def test_other_bands_follow_each_time_that_siblings_raise_the_clock_of_their_own() -> None:
+    one = BandSiblings(at(0.0), (at(0.0), at(0.0)), window=50.0, virtual_time_max=0.0)
+    other = BandSiblings(at(0.0, weight=3.0), (at(0.0),), window=50.0, virtual_time_max=0.0)
+    alone = worst_wait([one], 20.0, 0.0, 1_000.0, 0.0, 0.0, 0.0)
+    both = worst_wait([one, other], 20.0, 0.0, 1_000.0, 0.0, 0.0, 0.0)
+    assert alone.in_a_ms == 50.0 + 2.0 + 15.0
+    assert both.in_a_ms == alone.in_a_ms + 3.0 * (20.0 + 2.0 + alone.in_a_ms + 15.0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_newcomer_waits_longer_than_was_printed(seed: int) -> None:
     """A steady crowd of three; a newcomer asks now and then, and its wait is held against what was printed."""
