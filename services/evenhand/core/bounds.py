@@ -2,8 +2,9 @@
 
 While a tenant stays in A undispatched, each sibling can be booked at most ``φ_j · (T + v_i − v_j + ĉ_j + Ô_j +
 X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands, as
-far as what the siblings get has raised the clock of their own band. A pool that is full dispatches as fast as it delivers, at R, of which guarantees may take their part beside the clocks. Then it is the tenant's turn, and the last thing to wait for is room: at most the longest residual of what
-runs. So::
+far as what the siblings get has raised the clock of their own band. A pool that is full dispatches as fast as it
+delivers, at R, of which guarantees may take their part beside the clocks. Then it is the tenant's turn, and the
+last thing to wait for is room: at most the longest residual of what runs. So::
 
     cost  = Σ siblings + Σ other bands + guaranteed rate · burst + one charge of each guaranteed tenant
     wait  = cost / (R · (1 − guaranteed share)) + longest residual
