@@ -52,6 +52,7 @@ from evenhand.core.steps import (
     WorkerGone,
 )
 from evenhand.logs import get_logger
+from evenhand.scheduler.adoption import Adoption
 from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import SignedTicket, TicketSigner
@@ -146,7 +147,8 @@ class PoolActor:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
         self._wanted_ns = NEVER_NS
-        self._adopt_after_wall_ms = 0
+        self.adoption = Adoption()
+        """What this term knows of those before it."""
         self._emptied = asyncio.Event()
         self.open: dict[TicketId, OpenTicket] = {}
         self.by_token: dict[str, OpenTicket] = {}
@@ -160,16 +162,15 @@ class PoolActor:
         """Whether this process may decide now."""
         return self._scheduler is not None and self._lease_clock_ns() < self._lease_until_ns
 
-    def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
+    def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adoption: Adoption) -> None:
         """Take office with a scheduler that is ready to step; the caller tells it tenants and workers.
 
-        Tickets of earlier terms granted at or before ``adopt_after_wall_ms`` are not adopted: the checkpoint that
-        was restored would hold them if they were open.
+        ``adoption`` says which tickets of earlier terms may be open though the restored checkpoint lacks them.
         """
         assert self._scheduler is None, "the term before has not ended"
         assert term > self.term, "terms only grow"
         self._scheduler, self.term, self._lease_until_ns = scheduler, term, lease_until_ns
-        self._adopt_after_wall_ms = adopt_after_wall_ms
+        self.adoption = adoption
         self._metrics.owner.set(1)
         self._metrics.term.set(term)
 
@@ -313,13 +314,13 @@ class PoolActor:
         """Take over a valid ticket of an earlier term that the restored checkpoint does not know.
 
         False if it cannot be open any more: it is of this term (and so was closed), older than its time to live,
-        or from before the checkpoint.
+        from before its term's last checkpoint, or ended since.
         """
         ticket, wall_ms = signed.ticket, time.time() * 1000
         if not self.granting or ticket.term >= self.term:
             return False
         age_ms = max(0.0, wall_ms - signed.granted_wall_ms)
-        if age_ms > self._ttl_ms or signed.granted_wall_ms <= self._adopt_after_wall_ms:
+        if age_ms > self._ttl_ms or not self.adoption.may(ticket, signed.granted_wall_ms):
             return False
         granted_at_ns = time.monotonic_ns() - int(age_ms * 1e6)
         effects = self._step(TicketAdopted(replace(ticket, granted_at_ns=granted_at_ns)))
@@ -419,6 +420,8 @@ class PoolActor:
     def _end_leg(self, ended: LegEnded) -> None:
         self._metrics.legs_ended.add(ended.outcome.value)
         self._metrics.predictions.ended(ended)
+        if ended.ticket.term < self.term:
+            self.adoption.ended(ended.ticket.ticket_id, time.time_ns() // 1_000_000)
         entry = self.open.pop(ended.ticket.ticket_id, None)
         if entry is None:
             return

@@ -13,6 +13,7 @@ import msgspec
 
 from evenhand.core.checkpoint import SchedulerCheckpoint
 from evenhand.core.errors import SchemaMismatch
+from evenhand.scheduler.adoption import NO_TERMS, EarlierTerms
 
 VERSION = 2
 KEYS_MAX = 65_536
@@ -26,20 +27,23 @@ class SavedCheckpoint:
     version: int
     saved_wall_ms: int
     checkpoint: SchedulerCheckpoint
+    earlier: EarlierTerms = NO_TERMS
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SavedCheckpoint)
 
 
-def encode_checkpoint(checkpoint: SchedulerCheckpoint, saved_wall_ms: int) -> bytes:
+def encode_checkpoint(
+    checkpoint: SchedulerCheckpoint, saved_wall_ms: int, earlier: EarlierTerms = NO_TERMS
+) -> bytes:
     """Bytes for ``LeaseStore.save_checkpoint``."""
     keys_left, tickets = KEYS_MAX, []
     for held in checkpoint.tickets:
         keys_left -= len(held.block_keys)
         tickets.append(held if keys_left >= 0 else replace(held, block_keys=()))
     bounded = checkpoint if keys_left >= 0 else replace(checkpoint, tickets=tuple(tickets))
-    return _encoder.encode(SavedCheckpoint(VERSION, saved_wall_ms, bounded))
+    return _encoder.encode(SavedCheckpoint(VERSION, saved_wall_ms, bounded, earlier))
 
 
 def decode_checkpoint(payload: bytes) -> SavedCheckpoint:

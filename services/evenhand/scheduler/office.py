@@ -18,6 +18,7 @@ from evenhand.core.status import PoolStatus
 from evenhand.core.steps import TenantChanged, TenantForgotten, Tick, WorkerHeard, WorkerJoined
 from evenhand.logs import get_logger
 from evenhand.scheduler.actor import PoolActor
+from evenhand.scheduler.adoption import Adoption
 from evenhand.scheduler.checkpoint_codec import SavedCheckpoint, decode_checkpoint, encode_checkpoint
 from evenhand.scheduler.directory_watch import DirectoryWatch
 from evenhand.scheduler.live_map import LiveMap
@@ -58,7 +59,10 @@ class PoolOffice:
             elapsed_ms = max(0, time.time_ns() // 1_000_000 - saved.saved_wall_ms)
             scheduler.restore(saved.checkpoint, time.monotonic_ns(), elapsed_ms * 1_000_000)
         self._presence, self._scheduler = presence, scheduler  # not before: a fault so far leaves no office taken
-        actor.begin_term(scheduler, term, lease_until_ns, saved.saved_wall_ms if saved is not None else 0)
+        adoption = Adoption()
+        if saved is not None:
+            adoption = Adoption(saved.earlier, saved.checkpoint.term, saved.saved_wall_ms)
+        actor.begin_term(scheduler, term, lease_until_ns, adoption)
         for tenant in self._watch.tenants.values():
             actor.tell(TenantChanged(tenant))
         for status in scheduler.status(time.monotonic_ns()).tenants:
@@ -79,7 +83,9 @@ class PoolOffice:
         """Clocks and open tickets as they are; of the term just ended, as they were."""
         if self._scheduler is None:
             return self._kept
-        return encode_checkpoint(self._scheduler.checkpoint(time.monotonic_ns()), time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        earlier = self._actor.adoption.state(now_ms, self._config.ticket_ttl_ms)
+        return encode_checkpoint(self._scheduler.checkpoint(time.monotonic_ns()), now_ms, earlier)
 
     def leave_office(self, sentence: str) -> None:
         """Stop deciding at once."""

@@ -37,6 +37,7 @@ from evenhand.core.steps import (
     WakeAt,
 )
 from evenhand.scheduler.actor import OpenTicket, PoolActor, Waiter
+from evenhand.scheduler.adoption import Adoption
 from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.tickets import TicketSigner
@@ -88,7 +89,7 @@ def refuted() -> list[KeysRefuted]:
 @pytest.fixture
 def actor(script: Script, refuted: list[KeysRefuted]) -> PoolActor:
     actor = PoolActor(TicketSigner(b"k" * 32), SchedulerMetrics("p", 2), refuted.append, 1_000, 3)
-    actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, 0)
+    actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, Adoption())
     return actor
 
 
@@ -286,7 +287,7 @@ def test_past_its_lease_it_decides_nothing(actor: PoolActor, script: Script) -> 
 def test_terms_only_grow(actor: PoolActor, script: Script) -> None:
     actor.end_term("Over.")
     with pytest.raises(AssertionError, match="terms only grow"):
-        actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, 0)
+        actor.begin_term(script, 1, lease_now_ns() + HOUR_NS, Adoption())
 
 
 def test_answers_of_renew_and_settle(actor: PoolActor, script: Script) -> None:

@@ -12,6 +12,7 @@ from evenhand.core.steps import Effect, Input
 from evenhand.memory import MemoryLeaseStore
 from evenhand.scheduler import lease_clock
 from evenhand.scheduler.actor import OpenTicket, PoolActor, Waiter
+from evenhand.scheduler.adoption import Adoption
 from evenhand.scheduler.lease_clock import lease_now_ns
 from evenhand.scheduler.metrics import SchedulerMetrics
 from evenhand.scheduler.ownership import Ownership
@@ -79,7 +80,7 @@ async def test_a_lease_ends_on_the_clock_that_was_given() -> None:
 def test_a_machine_resumed_past_its_lease_grants_nothing() -> None:
     clock, core = Clock(), Never()
     actor = PoolActor(TicketSigner(b"k" * 32), SchedulerMetrics("p", 2), lambda _: None, 1_000, 3, clock)
-    actor.begin_term(core, 1, clock.ns + HOUR_NS, 0)
+    actor.begin_term(core, 1, clock.ns + HOUR_NS, Adoption())
     assert actor.granting
     clock.ns += HOUR_NS  # the monotonic clock has hardly moved
     heard: list[OpenTicket | WireError] = []

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import assert_never
 
-from evenhand.core.facts import CostWeights, LegOutcome, RefusalReason, Ticket, Usage
+from evenhand.core.facts import CostWeights, Decision, LegOutcome, RefusalReason, Ticket, Usage
 from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import (
@@ -244,10 +244,16 @@ class Page:
         inherited = sum(self.open[known].worker_id == ticket.worker_id for known in self.inherited)
         if held > self._slots.get(ticket.worker_id, 0) + inherited:
             book.violated(f"{ticket.worker_id} has {held} tickets and {self._slots.get(ticket.worker_id)} slots.")
-        behind = decision.lo + decision.window
-        if not is_guaranteed(ticket) and decision.virtual_time_before > behind + CENT * max(1.0, abs(behind)):
-            book.violated(f"P1: {key} was dispatched at v {decision.virtual_time_before}, past lo + T = {behind}.")
+        if not ticket.guaranteed:
+            self._check_window(key, decision)
         self._drift.granted(ticket, decision.window)
+
+    def _check_window(self, key: Key, decision: Decision) -> None:
+        """P1 at each level: bands, tenants, users."""
+        for level in decision.levels:
+            behind = level.lo + level.window
+            if level.virtual_time > behind + CENT * max(1.0, abs(behind)):
+                self._book.violated(f"P1: {key} was dispatched at v {level.virtual_time}, past lo + T = {behind}.")
 
     def _check_charge(self, ticket: Ticket) -> None:
         cached = ticket.predicted_cached_tokens
@@ -332,11 +338,6 @@ class Page:
     def _open_keys(self, key: Key) -> tuple[Key, ...]:
         """The key again if one of its tickets is open."""
         return (key,) if any(_key(ticket) == key for ticket in self.open.values()) else ()
-
-
-def is_guaranteed(ticket: Ticket) -> bool:
-    """Whether the leg is booked to a guarantee."""
-    return bool(getattr(ticket, "guaranteed", False))
 
 
 def _key(ticket: Ticket) -> Key:

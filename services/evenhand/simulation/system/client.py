@@ -160,6 +160,7 @@ class Client:
             block_keys=keys,
             prompt_tokens=len(self._token_ids),
             max_output_tokens=self.arrival.output_tokens,
+            user=self.arrival.user,
             excluded_workers=self._excluded,
         )
         if self._around.weather.strikes(Fault.CLIENTS_REPEAT):

@@ -44,6 +44,7 @@ class Drift:
         self._specs: dict[TenantId, TenantSpec] = {}
         self._pairs: dict[tuple[TenantId, TenantId], _Pair] = {}
         self._moved = False
+        self._waiting: dict[TenantId, int] = {}
 
     def begin_anew(self) -> None:
         """Workers changed: every interval under way ends."""
@@ -97,13 +98,14 @@ class Drift:
         """A step is over: intervals of tenants that wait no more end, those of tenants that now wait begin."""
         for pair_key in [key for key in self._pairs if not (waiting.get(key[0]) and waiting.get(key[1]))]:
             del self._pairs[pair_key]
-        if not self._moved and len(self._pairs) == len(waiting) * (len(waiting) - 1) // 2:
+        if not self._moved and waiting.keys() == self._waiting.keys():
             return
+        self._waiting = dict(waiting)
         self._moved = False
         under = {tenant_id: sum(self._under.get(tenant_id, {}).values()) for tenant_id in waiting}
         over = {tenant_id: sum(self._over.get(tenant_id, {}).values()) for tenant_id in waiting}
         for one, other in combinations(sorted(waiting), 2):
-            if self._is_limited(one) or self._is_limited(other):
+            if not self._are_siblings(one, other):
                 continue
             apart = self._service.get(one, 0.0) - self._service.get(other, 0.0)
             pair = self._pairs.get((one, other))
@@ -124,6 +126,8 @@ class Drift:
         if drift > bound * (1 + 1e-9) + 1e-6:
             self.excess.append(f"P4: {one} and {other} drifted {drift:.1f} apart; their bound is {bound:.1f}.")
 
-    def _is_limited(self, tenant_id: TenantId) -> bool:
-        spec = self._specs.get(tenant_id)
-        return spec is not None and spec.concurrency_max > 0
+    def _are_siblings(self, one: TenantId, other: TenantId) -> bool:
+        """Of one band, each always in A while it waits, and nothing booked to a guarantee."""
+        specs = self._specs.get(one), self._specs.get(other)
+        free = [spec for spec in specs if spec and not spec.concurrency_max and not spec.guaranteed_share]
+        return len(free) == 2 and free[0].band == free[1].band

@@ -14,6 +14,7 @@ from evenhand.core.kv import ControlMessage
 from evenhand.core.status import PoolStatus
 from evenhand.ports import KV_TOPIC, MapStore
 from evenhand.scheduler.actor import PoolActor, Stepper
+from evenhand.scheduler.adoption import Adoption
 from evenhand.scheduler.calls import Calls
 from evenhand.scheduler.control import ControlPublisher
 from evenhand.scheduler.directory_watch import DirectoryWatch
@@ -111,8 +112,8 @@ class WatchedActor(PoolActor):
         if self._process.alive:  # a timer is no task: nobody cancels it when the process dies
             super()._wake()
 
-    def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adopt_after_wall_ms: int) -> None:
-        super().begin_term(self._book.watch(scheduler, term), term, lease_until_ns, adopt_after_wall_ms)
+    def begin_term(self, scheduler: Stepper, term: int, lease_until_ns: int, adoption: Adoption) -> None:
+        super().begin_term(self._book.watch(scheduler, term), term, lease_until_ns, adoption)
 
 
 class Aborted(Exception):

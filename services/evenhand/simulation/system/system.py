@@ -91,6 +91,8 @@ class System:
         self.violation = asyncio.Event()
         self.config = SchedulerConfig(
             POOL,
+            bands=self.shape.bands,
+            output_estimator=self.shape.estimator,
             window_delay_ms=self.shape.window_delay_ms,
             ticket_ttl_ms=6_000,
             ticket_confirm_ms=4_000,

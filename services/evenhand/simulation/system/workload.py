@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Final
 
 from evenhand.core.errors import InvalidInput
-from evenhand.core.facts import TenantSpec
+from evenhand.core.facts import OutputEstimatorKind, RateLimits, TenantSpec
 from evenhand.core.ids import TenantId
 from evenhand.engine.content import FIRST_OUTPUT_TOKEN
 from evenhand.engine.limits import EngineLimits, StepTime
@@ -26,6 +26,9 @@ REQUESTS_MAX: Final = 1_000_000
 TENANTS_MAX: Final = 64
 _TOKEN_IDS: Final = range(FIRST_OUTPUT_TOKEN, 30_000)
 WORKLOADS: Final = ("mixed", "hot", "cold")
+BANDS: Final = (("default", 1.0), ("batch", 0.5), ("gold", 3.0))
+USER_WEIGHTS: Final = (("ann", 3.0),)
+LIMITS: Final = RateLimits(240, 10, 60_000, 4_000)
 STEP: Final = StepTime(base_ns=18_000_000, prefill_token_ns=120_000, running_sequence_ns=200_000)
 SLOTS_TOTAL_MIN: Final = 6
 SLOTS_TOTAL_MAX: Final = 20
@@ -43,6 +46,7 @@ class Arrival:
     prefix_tokens: int
     own_tokens: int
     output_tokens: int
+    user: str = ""
     follows: bool = False
     """It goes on where an earlier request of its tenant ended, if one has: a second turn."""
 
@@ -64,6 +68,8 @@ class Shape:
     window_delay_ms: float
     kept_frames_max: int
     """Frames an engine can replay."""
+    bands: tuple[tuple[str, float], ...]
+    estimator: OutputEstimatorKind
     tenants: tuple[TenantSpec, ...]
     arrivals: tuple[Arrival, ...]
 
@@ -81,7 +87,8 @@ def draw_shape(random: Random, requests: int, workload: str) -> Shape:
     slots = max(2, random.randint(SLOTS_TOTAL_MIN, SLOTS_TOTAL_MAX) // engines)
     blocks = random.choice((96, 160, 384, 1_024))
     limits = EngineLimits(BLOCK_SIZE, blocks, slots, random.choice((256, 512)), MODEL_TOKENS_MAX)
-    tenants = _draw_tenants(random)
+    bands = BANDS if random.random() < 0.3 else BANDS[:1]
+    tenants = _draw_tenants(random, bands)
     if workload in WORKLOADS:
         arrivals = tuple(_draw_arrivals(random, requests, workload, tenants, engines * slots))
     else:
@@ -98,20 +105,26 @@ def draw_shape(random: Random, requests: int, workload: str) -> Shape:
         window_delay_ms=random.choice((750.0, 250.0, 50.0)),
         load_interval_ms=random.choice((250, 500, 500)),
         kept_frames_max=random.choice((10_000, 10_000, 64)),
+        bands=bands,
+        estimator=random.choice(tuple(OutputEstimatorKind)),
         tenants=tenants,
         arrivals=arrivals,
     )
 
 
-def _draw_tenants(random: Random) -> tuple[TenantSpec, ...]:
+def _draw_tenants(random: Random, bands: tuple[tuple[str, float], ...]) -> tuple[TenantSpec, ...]:
     count = random.randint(2, 6)
-    shared = random.random() < 0.3
+    shared, promised, limited = random.random() < 0.3, random.random() < 0.25, random.random() < 0.25
     return tuple(
         TenantSpec(
             TenantId(f"tenant-{number}"),
             weight=random.choice((1.0, 1.0, 1.0, 2.0, 4.0, 0.5)),
             concurrency_max=random.choice((0, 0, 0, 0, 2)),
             cache_domain="shared" if shared and random.random() < 0.5 else "",
+            band=random.choice(bands)[0],
+            user_weights=USER_WEIGHTS if random.random() < 0.3 else (),
+            guaranteed_share=random.choice((0.1, 0.3)) if promised and not number else 0.0,
+            rate_limits=LIMITS if limited and number == 1 else RateLimits(),
         )
         for number in range(count)
     )
@@ -142,6 +155,7 @@ def _draw_arrivals(
             prefix_tokens=lengths[number] if warm else 0,
             own_tokens=random.randint(1, 120),
             output_tokens=random.choice((1, 4, 16, 24, 48)),
+            user=random.choice(("", "ann", "ben")),
             follows=workload == "mixed" and random.random() < 0.25,
         )
 
