@@ -25,6 +25,7 @@ SIMULATIONS: Final = (
     Simulation("system", "evenhand.simulation.system.main", "all services in one process, under faults (default)"),
     Simulation("policies", "evenhand.simulation.trials.main", "scheduling policies side by side on one workload"),
     Simulation("vtc", "evenhand.simulation.vtc.main", "VTC's published measurements, repeated on our engine"),
+    Simulation("experiment", "evenhand.simulation.experiments.main", "an experiment over seeds, with its page"),
 )
 
 

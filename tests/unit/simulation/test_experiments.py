@@ -20,7 +20,7 @@ from evenhand.simulation.experiments.experiment import (
     spread,
 )
 from evenhand.simulation.experiments.page import Provenance, markdown, number, told
-from evenhand.simulation.experiments.runs import key_of, run_grid
+from evenhand.simulation.experiments.runs import CellsFailed, key_of, run_grid
 from evenhand.simulation.experiments.scenes import Crowd, Stream, scene, with_stream
 from evenhand.simulation.experiments.sources import digest_of, modules_behind
 from evenhand.simulation.experiments.table import EXPERIMENTS
@@ -193,3 +193,18 @@ def test_a_wait_without_an_end_counts_as_endless() -> None:
 
 def test_a_scene_is_told_without_addresses() -> None:
     assert repr(Scene("x", built, 1)).startswith("x: built(")
+
+
+def measure_or_fail(case: TrialCase, seed: int) -> Measured:
+    if case.policy == "evenhand":
+        raise AssertionError("broken on purpose")
+    return measure_case(case, seed)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_that_fails_is_named_and_stops_no_other(tmp_path: Path, jobs: int) -> None:
+    kept = tmp_path / "kept.jsonl"
+    broken = dataclasses.replace(SMALL, measure=measure_or_fail)
+    with pytest.raises(CellsFailed, match="2 cells of small failed; the first was small/evenhand with seed 1"):
+        run_grid(broken, (1, 2), kept, jobs)
+    assert [json.loads(line)["cell"] for line in kept.read_text().splitlines()] == ["small/fcfs-least-load"] * 2

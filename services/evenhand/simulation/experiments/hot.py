@@ -7,12 +7,21 @@ from evenhand.simulation.trials.workloads import WORKLOADS
 
 HOT_TENANT = WORKLOADS["hot-tenant"]
 SCENE = Scene(HOT_TENANT.name, HOT_TENANT.make, HOT_TENANT.settings(**HOT_TENANT.given))
+CROWDED = Scene(
+    "hot-tenant, others over their share too",
+    HOT_TENANT.make,
+    HOT_TENANT.settings(**(dict(HOT_TENANT.given) | {"other_per_second": 8.0, "duration_s": 30.0})),
+)
+CROWDED_UNTIL_S = 30.0
 OURS, VTC, GREEDY = "evenhand", "vtc-affine", "longest-prefix"
 
 
 def cells() -> tuple[Cell, ...]:
     """Ours, VTC with an affine worker, and greedy longest prefix."""
-    return tuple(trial_cell(TrialCase(policy, SCENE)) for policy in (OURS, VTC, GREEDY))
+    return (
+        *(trial_cell(TrialCase(policy, SCENE)) for policy in (OURS, VTC, GREEDY)),
+        *(trial_cell(TrialCase(policy, CROWDED, until_s=CROWDED_UNTIL_S)) for policy in (OURS, VTC, GREEDY)),
+    )
 
 
 def page(results: Results) -> Page:
@@ -30,28 +39,36 @@ def page(results: Results) -> Page:
         ratio = results.ratio(ours, other, name)
         met = ratio.median >= bound if at_least else ratio.median <= bound
         claims.append(Claim(text, told(ratio), met))
-    return Page(
-        tuple(claims), (_table(results),), parameters=(plan_line(SCENE.plan, ("4 workers",)),), remarks=(NOTE,)
+    crowded_ours, crowded_vtc = label_of(CROWDED.name, OURS), label_of(CROWDED.name, VTC)
+    ratio = results.ratio_of((crowded_ours, "cost_difference"), (crowded_vtc, "tokens_difference"))
+    text = "all over their share: service difference, each in what it counts, ÷ VTC's ≤ 2"
+    claims.append(Claim(text, told(ratio), ratio.median <= 2.0))
+    parameters = (
+        plan_line(SCENE.plan, ("4 workers",)),
+        plan_line(CROWDED.plan, ("4 workers", f"ends after {CROWDED_UNTIL_S:.0f} s")),
     )
+    tables = (_table(results, SCENE), _table(results, CROWDED))
+    return Page(tuple(claims), tables, parameters=parameters, remarks=(NOTE,))
 
 
 NOTE = (
     "Service difference is the widest change of the difference of two tenants' accumulated service while requests "
     "of both wait, in cost tokens (uncached 1, cached 0.1, output 2) or, as VTC counts, in tokens (input 1, "
-    "output 2)."
+    "output 2). The well-behaved of the first workload hardly ever wait, so it is also taken where the others ask "
+    "for more than their share as well; there each policy is judged by what it counts itself."
 )
 
 
-def _table(results: Results) -> Table:
+def _table(results: Results, scene: Scene) -> Table:
     columns = ("policy", "requests/s", "tokens/s", "hit rate", "well-behaved P99 TTFT (s)", "difference (cost)",
                "difference (tokens)")  # fmt: skip
     names = ("requests_per_s", "tokens_per_s", "hit_rate", "well_behaved_p99_s", "cost_difference",
              "tokens_difference")  # fmt: skip
     rows = []
     for policy in (OURS, VTC, GREEDY):
-        label = label_of(SCENE.name, policy)
+        label = label_of(scene.name, policy)
         rows.append((policy, *(told(results.spread(label, name)) for name in names)))
-    return Table("Figures", columns, tuple(rows))
+    return Table(scene.name, columns, tuple(rows))
 
 
 HOT = Experiment(

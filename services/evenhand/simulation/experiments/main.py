@@ -21,18 +21,26 @@ SEEDS_MAX = 1_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 if everything that must be shown is shown, 1 if something is missed, 2 for a wrong command."""
+    """Exit code 0 if everything that must be shown is shown, 1 if something is missed, 2 if something failed."""
     arguments = _parser().parse_args(argv)
+    code = 0
     try:
         _check(arguments)
-        names = list(EXPERIMENTS) if arguments.name == ALL else [arguments.name]
-        missed = 0
-        for name in names:
-            missed += _one(EXPERIMENTS[name], arguments)
     except EvenhandError as error:
-        print(f"evenhand simulate experiment: {error}", file=sys.stderr)
-        return 2
-    return 1 if missed else 0
+        return _told(error)
+    for name in list(EXPERIMENTS) if arguments.name == ALL else [arguments.name]:
+        try:
+            missed = _one(EXPERIMENTS[name], arguments)
+        except EvenhandError as error:
+            code = _told(error)
+        else:
+            code = max(code, 1 if missed else 0)
+    return code
+
+
+def _told(error: EvenhandError) -> int:
+    print(f"evenhand simulate experiment: {error}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from evenhand.core.errors import InvalidInput
+from evenhand.core.errors import EvenhandError, InvalidInput
 from evenhand.policies.table import policy_entry
 from evenhand.simulation.experiments.experiment import Cell, Experiment, Measured, Results
 from evenhand.simulation.experiments.sources import digest_of
@@ -30,6 +31,10 @@ class Run:
     key: str
     cell: Cell
     seed: int
+
+
+class CellsFailed(EvenhandError):
+    """Some cells could not be measured; the others are kept."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -64,7 +69,7 @@ def run_grid(
     progress: Progress | None = None,
     cells: Sequence[Cell] | None = None,
 ) -> Results:
-    """Measure what is not kept so far; ``kept_at`` None: nothing is kept."""
+    """Measure what is not kept so far; ``kept_at`` None: nothing is kept. ``CellsFailed`` if some could not be."""
     if not 1 <= jobs <= JOBS_MAX:
         raise InvalidInput(f"There can be 1 to {JOBS_MAX} jobs, not {jobs}.")
     grid = tuple(cells if cells is not None else experiment.cells())
@@ -81,20 +86,29 @@ def run_grid(
             else:
                 left.append(Run(key, cell, seed))
     done = len(grid) * len(seeds) - len(left)
+    failed: list[str] = []
     for run, measured in _measured(experiment, left, jobs):
+        if isinstance(measured, Exception):
+            failed.append(f"{run.cell.label} with seed {run.seed}: {measured}")
+            continue
         values[run.cell.label][run.seed] = measured
         if kept_at is not None:
             _append(kept_at, run, measured)
         done += 1
         if progress is not None:
             progress(done, len(grid) * len(seeds), f"{run.cell.label} seed {run.seed}")
+    if failed:
+        raise CellsFailed(f"{len(failed)} cells of {experiment.name} failed; the first was {failed[0]}")
     return Results(values)
 
 
-def _measured(experiment: Experiment, left: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Measured]]:
+def _measured(
+    experiment: Experiment, left: Sequence[Run], jobs: int
+) -> Iterator[tuple[Run, Measured | Exception]]:
+    """Each run with what it measured, or with what went wrong in it: one broken cell does not stop the others."""
     if jobs == 1 and not experiment.timed:
         for run in left:
-            yield run, experiment.measure(run.cell.case, run.seed)
+            yield run, attempt(experiment.measure, run.cell.case, run.seed)
         return
     if not left:
         return
@@ -102,12 +116,20 @@ def _measured(experiment: Experiment, left: Sequence[Run], jobs: int) -> Iterato
     context = multiprocessing.get_context("spawn")
     each = 1 if experiment.timed else None
     with ProcessPoolExecutor(min(jobs, len(left)), context, max_tasks_per_child=each) as pool:
-        futures = {pool.submit(experiment.measure, run.cell.case, run.seed): run for run in left}
+        futures = {pool.submit(attempt, experiment.measure, run.cell.case, run.seed): run for run in left}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def attempt(measure: Callable[[Any, int], Measured], case: object, seed: int) -> Measured | Exception:
+    """What a cell measures, or what went wrong in it."""
+    try:
+        return dict(measure(case, seed))
+    except Exception as error:
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _read(path: Path) -> dict[str, Measured]:
