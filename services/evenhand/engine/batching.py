@@ -131,6 +131,8 @@ class Engine:
         self._decodes_since_admission = 0
         self._departures = 0
         """Requests that left the batch."""
+        self._fits_from = 0
+        """The decode step before which the blocked request cannot fit unless another one leaves."""
         self._ending: list[EngineRequest] = []
         """Requests that reach the end of their prompt or output in the step under way."""
         self._admitted: list[EngineRequest] = []
@@ -292,15 +294,22 @@ class Engine:
         """Take requests from the head of the waiting queue while sequences, tokens and blocks last."""
         while step.budget_tokens > 0 and len(self._running) < self.limits.sequences_max:
             request = self.waiting.head(self.pool)
-            # Decoding moves the pool, but not what the batch needs at its fullest.
-            version = self.pool.version if self.prefill_apart is None else self._departures
-            if request is None or (self._blocked_at == version and self._blocked is request):
+            if request is None or self._still_blocked(request):
                 return
             if self.prefill_apart is not None and request.total_tokens > step.budget_tokens:
                 return
             if not self._try_admit(request, step):
-                self._blocked, self._blocked_at = request, version
+                self._blocked = request
+                self._blocked_at = self.pool.version if self.prefill_apart is None else self._departures
                 return
+
+    def _still_blocked(self, request: EngineRequest) -> bool:
+        """Whether nothing has changed since it last did not fit that could let it fit."""
+        if self._blocked is not request:
+            return False
+        if self.prefill_apart is None:
+            return self._blocked_at == self.pool.version
+        return self._blocked_at == self._departures and self._decode_step < self._fits_from
 
     def _fits_apart(self, request: EngineRequest, rule: PrefillApart) -> bool:
         """Whether the memory holds every output to its end."""
@@ -309,7 +318,11 @@ class Engine:
             produced = self.output_tokens(running) if running.state is RequestState.DECODE else 1
             needs.append(KvNeed(running.prompt_tokens + produced, running.output_tokens_max - produced - 1))
         adapters = {request.label, *(running.label for running in self._running.values())}
-        return fullest_tokens(needs) + rule.adapter_tokens * len(adapters) < rule.kv_tokens_max
+        missing = fullest_tokens(needs) + rule.adapter_tokens * len(adapters) + 1 - rule.kv_tokens_max
+        # Whoever is admitted a step later has one token less at each later moment, so without a departure the
+        # fullest moment falls by at most one token a step.
+        self._fits_from = self._decode_step + max(0, missing)
+        return missing <= 0
 
     def _try_admit(self, request: EngineRequest, step: _Step) -> bool:
         if self.prefill_apart is not None and not self._fits_apart(request, self.prefill_apart):

@@ -164,3 +164,28 @@ def test_tokens_held_stay_below_the_limit_and_everybody_ends(
         since += step.steps
         assert not step.preempted
     assert all(r.state is RequestState.FINISHED and r.output_tokens == r.output_tokens_max for r in requests)
+
+
+class Stubborn(Engine):
+    """Tries the head again in every step."""
+
+    def _still_blocked(self, request: EngineRequest) -> bool:
+        return False
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30),
+    st.integers(60, 200),
+    st.integers(1, 5),
+)
+def test_not_trying_again_in_vain_changes_nothing(
+    shapes: list[tuple[int, int]], kv_tokens_max: int, decode_steps_min: int
+) -> None:
+    rule = PrefillApart(kv_tokens_max, decode_steps_min=decode_steps_min)
+    runs = []
+    for engine in (Engine(LIMITS, TIME, prefill_apart=rule), Stubborn(LIMITS, TIME, prefill_apart=rule)):
+        for number, shape in enumerate(shapes):
+            submit(engine, str(number), *shape)
+        runs.append([names(step.admitted) for step in drain(engine)])
+    assert runs[0] == runs[1]
