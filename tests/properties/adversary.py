@@ -92,6 +92,8 @@ class Unkindness:
     """Tenants that are guaranteed a part of the pool, more than there is at times."""
     rate_limits: bool = False
     """Limits per minute, of tenants and of their users, tight enough to bind at times."""
+    approximate: bool = False
+    """Workers that send no events."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -112,6 +114,7 @@ FEATURES = (
     "users",
     "guarantees",
     "rate_limits",
+    "approximate",
 )
 """What a seed turns on or off by itself."""
 
@@ -361,6 +364,7 @@ class Adversary:
         """Join, or come back with a later epoch."""
         rng = self.rng
         known = self.workers.get(worker_id)
+        resized = self._sometimes("worker_sizes", 0.5)
         kv_blocks = 60 if self.unkind.tight_kv else 4_000
         if self.unkind.worker_sizes:
             kv_blocks = rng.choice([60, 140, 4_000])
@@ -369,9 +373,10 @@ class Adversary:
             POOL,
             "http://w",
             Epoch(known.epoch + 1 if known else self.count + 1),
-            known.slots if known else rng.choice(self.unkind.slots),
-            known.kv_blocks if known else kv_blocks,
+            known.slots if known and not resized else rng.choice(self.unkind.slots),
+            known.kv_blocks if known and not resized else kv_blocks,
             BLOCK,
+            sends_events=not self._sometimes("approximate", 0.6),
         )
         self.seqs[worker_id] = 0
         self.workers[worker_id] = spec
@@ -408,7 +413,7 @@ class Adversary:
                 self._step(Tick())
         else:
             raise AssertionError("the run does not drain")
-        self.now_ns += 6_000 * MS
+        self.now_ns += 130_000 * MS  # longer than anything is assumed of a worker
         self._step(Tick())
 
     def _step(self, input: Input) -> tuple[Effect, ...]:
