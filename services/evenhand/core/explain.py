@@ -17,7 +17,7 @@ from evenhand.core.fair_tree import FairTree
 from evenhand.core.front import tenants_counted
 from evenhand.core.ids import WorkerId
 from evenhand.core.placement import Choice, Placement
-from evenhand.core.queued import BestHead, Queued
+from evenhand.core.queued import Queued
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant
 from evenhand.core.worker import Worker
@@ -101,8 +101,7 @@ class Explainer:
         worker = choice.worker
         worker_id, share = worker.spec.worker_id, choice.cached_tokens / choice.queued.prompt_tokens
         bands = choice.front.bands if choice.front is not None else {}
-        chosen, heads = choice.tenant, self._placement.heads
-        best: BestHead | None = None
+        chosen, tokens_wanted = choice.tenant, 0
         whose: Tenant | None = None
         for tenant in worker.served.values():
             if not tenant.in_a or tenant is chosen:
@@ -111,20 +110,16 @@ class Explainer:
             if band_front is not None and tenant.v <= band_front.v_max:
                 continue
             first = tenant.users.order[0][2]
-            known = first.best.get(worker_id)
-            if known is None:
-                cold = first.cold
-                if cold is None and not heads.is_known(first):
-                    continue
-                if cold is not None and cold.uniform and worker_id not in first.warm_workers:
-                    continue
-                known = heads.know(first, worker)
-            if known.share > share:
-                best, whose, share = known, tenant, known.share
-        if best is None or whose is None:
+            if first.cold is not None and first.cold.uniform and worker_id not in first.warm_workers:
+                continue
+            for queued in first.heads(self._config.requests_considered_max):
+                tokens = queued.cached.get(worker_id, 0)
+                if tokens > share * queued.prompt_tokens:
+                    tokens_wanted, whose, share = tokens, tenant, tokens / queued.prompt_tokens
+        if whose is None:
             return None
-        score = best.share - worker.score_penalty(self._config, now_ns)
-        return AffinityWish(worker_id, whose.band.tenants.ordinal(whose), best.tokens, score)
+        score = share - worker.score_penalty(self._config, now_ns)
+        return AffinityWish(worker_id, whose.band.tenants.ordinal(whose), tokens_wanted, score)
 
     def _wish_for_full(self, choice: Choice, now_ns: int) -> AffinityWish | None:
         """The chosen request's own warmest worker, which has no room for it."""

@@ -50,10 +50,6 @@ class Heads:
                 self.look_up(queued)
         return heads
 
-    def is_known(self, user: User) -> bool:
-        """Has each of the user's first H been looked up before?"""
-        return all(queued.map_version >= 0 for queued in user.heads(self._config.requests_considered_max))
-
     def at(self, user: User, worker: Worker) -> BestHead:
         """The user's head with the largest cached share at a worker."""
         return user.best.get(worker.spec.worker_id) or self.know(user, worker)
