@@ -36,7 +36,7 @@ from evenhand.simulation.system.network import Network
 from evenhand.simulation.system.process import Process, task_factory
 from evenhand.simulation.system.stores import Database
 from evenhand.simulation.system.trace import Trace
-from evenhand.simulation.system.workload import STEP, Shape, draw_shape
+from evenhand.simulation.system.workload import BLOCK_SIZE, STEP, Shape, draw_shape, tokens
 from evenhand.state.config import StateConfig
 from evenhand.worker.config import EdgeConfig
 
@@ -47,6 +47,7 @@ DRAIN_S_MAX: Final = 180.0
 """Virtual time in which everything must have an end once faults have ceased."""
 QUIET_S_MAX: Final = 60.0
 """Virtual time in which maps must agree once nothing runs."""
+LAST_TOKENS: Final = 2 * BLOCK_SIZE
 LOOK_S: Final = 0.5
 
 
@@ -238,6 +239,9 @@ class System:
         self.weather.calm = True
         self.trace.add("system", "calm")
         await self._drained()
+        for name, engine in self.engines.items():
+            # A lost frame is noticed at the next one: the world goes on, so there is one.
+            engine.submit(f"last {name}", tokens(f"last {name}", LAST_TOKENS), 1, "", lambda _leg, _what: None)
         await self._agreed()
         final_check(self)
 
