@@ -213,10 +213,12 @@ class Siblings:
     ) -> Span:
         """A leg begins inside the window; ``placed`` follows. P1 is asked for here."""
         at = self.moment.now
-        lo = self.lo(worker)
-        if not all(map(self._known, self.nodes)):
+        lo = self.lo(worker) if len(self.nodes) > 1 else node.v
+        if not self.exact and not all(map(self._known, self.nodes)):
             lo = max(lo, lo_told)
-        demand(at_most(node.v, lo + window), "P1", f"moment {at}: v of {node.key} {node.v} > lo {lo} + T {window}")
+        if node.v > lo + window:
+            what = f"moment {at}: v of {node.key} {node.v} > lo {lo} + T {window}"
+            demand(at_most(node.v, lo + window), "P1", what)
         span = Span(at, charge, weight)
         node.spans.append(span)
         node.stretch = None
@@ -273,6 +275,10 @@ class Siblings:
 
     def refresh(self, changes: Iterable[tuple[Node, bool, int]]) -> None:
         """The three steps, after a change of places; changes of clocks are booked already."""
+        if len(self.nodes) == 1 and self.exact:
+            for node, in_a, reach in changes:
+                self._refresh_alone(node, in_a, reach)
+            return
         before = [node.reach for node in self.nodes]
         entered: list[Node] = []
         for node, in_a, reach in changes:
@@ -306,6 +312,28 @@ class Siblings:
         self._raise()
         for node in entered:
             self._see(node)
+
+    def _refresh_alone(self, node: Node, in_a: bool, reach: int) -> None:
+        """The same for an only child: nobody else's clock has a part in it."""
+        newly, virtual_times = reach & ~node.reach, self.virtual_times
+        if in_a and not node.in_a:
+            node.entered = self.moment.now
+        if node.reach & reach:
+            for bit in bits(node.reach & reach):
+                virtual_times[bit] = max(virtual_times.get(bit, 0.0), node.v)
+        node.in_a, node.reach, node.stretch = in_a, reach, None
+        if not in_a or reach != self.members:
+            node.full_since = -1
+        elif node.full_since < 0:
+            node.full_since = self.moment.now
+        if newly:
+            node.newly |= newly
+            lifted = max([virtual_times.get(bit, 0.0) for bit in bits(newly)])
+            if lifted > node.v:
+                self.lift(node, lifted)
+        for bit in bits(reach):
+            if node.v > virtual_times.get(bit, 0.0):
+                virtual_times[bit] = node.v
 
     def lift(self, node: Node, v: float) -> None:
         node.v = v

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from tests.properties import clock_book, fairness_oracle, idleness
 from tests.properties.adversary import Adversary, Unkindness
-from tests.properties.clock_book import Broken
-from tests.properties.faults import FAULTS, Fault
+from tests.properties.clock_book import Broken, demand
+from tests.properties.faults import BY_NAME, FAULTS, Fault
 
 SEEDS = 60
 """Runs in which a fault must be caught at least once."""
@@ -32,6 +33,19 @@ def test_a_fault_made_by_hand_is_caught_and_the_core_as_it_is_passes(fault: Faul
             assert property_broken(seed, fault.unkindness, exact=True) is None
             return
     pytest.fail(f"{fault.name} went unseen in {SEEDS} runs")
+
+
+@pytest.mark.parametrize("name", ["P1", "P2", "P3", "P4"])
+def test_each_bound_sees_a_window_without_end_by_itself(name: str) -> None:
+    fault = BY_NAME["window_without_end"]
+    caught = []
+    for seed in range(20):
+        with pytest.MonkeyPatch.context() as patch:
+            fault.install(patch)
+            for module in (clock_book, fairness_oracle, idleness):
+                patch.setattr(module, "demand", lambda holds, n, what: demand(holds or n != name, n, what))
+            caught.append(property_broken(seed, fault.unkindness, exact=False))
+    assert set(caught) == {name, None}
 
 
 def property_broken(seed: int, unkindness: Unkindness, exact: bool) -> str | None:
