@@ -26,9 +26,10 @@ class Broken(AssertionError):
     """A property does not hold; the message begins with its name."""
 
 
-def demand(holds: bool, name: str, what: object) -> None:
+def demand(holds: bool, name: str, what: str, *values: object) -> None:
+    """``what`` is a template for ``values``: to write it out costs more than most checks, and is rarely needed."""
     if not holds:
-        raise Broken(f"{name}: {what}")
+        raise Broken(f"{name}: {what.format(*values) if values else what}")
 
 
 def at_most(small: float, large: float) -> bool:
@@ -347,11 +348,11 @@ class Siblings:
     def told(self, node: Node, v: float) -> None:
         """The scheduler's clock of a node at the end of a step."""
         if self.exact:
-            demand(at_most(abs(v - node.v), 0.0), "clock", f"v of {node.key} is {v}, by the book {node.v}")
+            demand(at_most(abs(v - node.v), 0.0), "clock", "v of {} is {}, by the book {}", node.key, v, node.v)
         else:
             self.follow(node, v)
-        demand(at_most(node.base, v), "P5", f"v of {node.key} fell to {v}, booked {node.base}")
-        demand(bool(node.newly) or at_most(v, node.base), "P5", f"v of {node.key} is {v}, booked {node.base}")
+        demand(at_most(node.base, v), "P5", "v of {} fell to {}, booked {}", node.key, v, node.base)
+        demand(bool(node.newly) or at_most(v, node.base), "P5", "v of {} is {}, booked {}", node.key, v, node.base)
         node.base = v
         node.newly = 0
         if not self.exact:
@@ -487,7 +488,7 @@ class Siblings:
         for i, j, at, gap, anchor, entered in self.judged:
             bound = anchor.window + anchor.charge
             bound += sums[i.index].under.at(anchor.at) + sums[j.index].over.largest(entered, at)
-            demand(at_most(gap, bound), "P2", f"moment {at}: v_{i.key} − v_{j.key} = {gap} > {bound}")
+            demand(at_most(gap, bound), "P2", "moment {}: v_{} − v_{} = {} > {}", at, i.key, j.key, gap, bound)
         for stretch, j, at, last, booked, weight, reach in self.excesses:
             wrong = sums[j.index].over.at(stretch.began) + sums[j.index].under.at(last)
             bound = max(0.0, weight * (reach + wrong))

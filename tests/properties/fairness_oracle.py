@@ -231,7 +231,7 @@ class Oracle:
                     if known is None:
                         self._granted(ticket, decision)
                     else:
-                        demand(not known.ended, "P7", f"{ticket.ticket_id} was granted again after its end")
+                        demand(not known.ended, "P7", "{} was granted again after its end", ticket.ticket_id)
                 case LegEnded():
                     self._ended(effect)
                 case Refused():
@@ -318,16 +318,16 @@ class Oracle:
         if request.request_id in book.admitted:
             again = book.legs.get(request.request_id)
             answered = [e.ticket for e in effects if isinstance(e, Granted)]
-            demand(not mine, "P7", f"{request.request_id} is open and was refused when it was asked for again")
+            demand(not mine, "P7", "{} is open and was refused when it was asked for again", request.request_id)
             if again is not None:
-                demand(again.ticket in answered, "P7", f"{request.request_id} was not told its ticket again")
+                demand(again.ticket in answered, "P7", "{} was not told its ticket again", request.request_id)
             return
         if mine:
             return
         self.age += 1
         self.admitted += 1
         waiting = Waiting(request, self.age, self._estimate(request, effects))
-        demand(1 <= waiting.estimate <= request.output_tokens_max, "estimate", f"{waiting.estimate} tokens")
+        demand(1 <= waiting.estimate <= request.output_tokens_max, "estimate", "{} tokens", waiting.estimate)
         book.admitted[request.request_id] = waiting
         if request.user not in book.lines:
             self._watched = None
@@ -350,19 +350,21 @@ class Oracle:
         self.grants += 1
         book, place = self.books[ticket.tenant_id], self.places[ticket.worker_id]
         waiting = book.admitted.get(ticket.request_id)
-        demand(waiting is not None, "P7", f"{ticket.request_id} was granted, but it was not admitted")
+        demand(waiting is not None, "P7", "{} was granted, but it was not admitted", ticket.request_id)
         assert waiting is not None
         line = book.line(waiting.request.user)
-        demand(waiting in line.queue, "P7", f"{ticket.request_id} was granted, but it does not wait")
+        demand(waiting in line.queue, "P7", "{} was granted, but it does not wait", ticket.request_id)
         request, cached = waiting.request, ticket.predicted_cached_tokens
         charge = self.cost.cost(request.prompt_tokens - cached, cached, ticket.output_tokens_estimated)
-        demand(at_most(abs(charge - ticket.charge), 0.0), "P5", f"charged {ticket.charge}, the cost is {charge}")
+        demand(
+            at_most(abs(charge - ticket.charge), 0.0), "P5", "charged {}, the cost is {}", ticket.charge, charge
+        )
         frozen = (ticket.band, ticket.band_weight, ticket.weight, ticket.user, ticket.user_weight)
         path = (book.spec.band, book.band.node.weight, book.spec.weight, line.name, line.node.weight)
-        demand(frozen == path, "P5", f"the ticket says {frozen}, its path is {path}")
+        demand(frozen == path, "P5", "the ticket says {}, its path is {}", frozen, path)
         demand(ticket.output_tokens_estimated == waiting.estimate, "estimate", "another one than at admission")
         limit = book.spec.concurrency_max
-        demand(limit == 0 or len(book.legs) < limit, "A", f"{ticket.tenant_id} is beyond its own limit")
+        demand(limit == 0 or len(book.legs) < limit, "A", "{} is beyond its own limit", ticket.tenant_id)
         self._order(line, waiting, ticket)
         kv_blocks = -(-(request.prompt_tokens - cached + waiting.estimate) // place.spec.block_size_tokens)
         self._room(book, place, kv_blocks)
@@ -394,16 +396,18 @@ class Oracle:
         book = line.book
         nodes = (book.band.node, book.node, line.node)
         for node in nodes:
-            demand(bool(node.reach & place.bit), "A", f"{node.key} ran on {ticket.worker_id} outside F")
+            demand(bool(node.reach & place.bit), "A", "{} ran on {} outside F", node.key, ticket.worker_id)
         spans = []
         windows = self.windows(book)
         for node, window, weight, level in zip(
             nodes, windows, (ticket.band_weight, ticket.weight, ticket.user_weight), decision.levels, strict=True
         ):
-            demand(at_most(abs(window - level.window), 0.0), "P1", f"T is told as {level.window}, it is {window}")
+            demand(
+                at_most(abs(window - level.window), 0.0), "P1", "T is told as {}, it is {}", level.window, window
+            )
             if self.exact:
                 right = at_most(abs(level.virtual_time - node.v), 0.0)
-                demand(right, "clock", f"v of {node.key} was {level.virtual_time}, by the book {node.v}")
+                demand(right, "clock", "v of {} was {}, by the book {}", node.key, level.virtual_time, node.v)
             elif node.newly:
                 node.siblings.follow(node, level.virtual_time)
                 node.base, node.newly = level.virtual_time, 0
@@ -417,17 +421,17 @@ class Oracle:
     def _guaranteed(self, line: Line, worker: int, windows: tuple[float, float, float]) -> None:
         """A guarantee gave the place: it was due, and it was needed."""
         book = line.book
-        demand(self.guaranteed_rate(book) > 0.0, "guarantee", f"{book.spec.tenant_id} has none")
+        demand(self.guaranteed_rate(book) > 0.0, "guarantee", "{} has none", book.spec.tenant_id)
         due = at_most(book.tag_ns, self.now_ns)
-        demand(due, "guarantee", f"{book.spec.tenant_id} had got what it was guaranteed, until {book.tag_ns}")
+        demand(due, "guarantee", "{} had got what it was guaranteed, until {}", book.spec.tenant_id, book.tag_ns)
         nodes = (book.band.node, book.node, line.node)
         reach = [node.siblings.lo(worker) + window for node, window in zip(nodes, windows, strict=True)]
-        demand(at_most(line.node.v, reach[2]), "P1", f"user {line.name} is outside the window of its siblings")
+        demand(at_most(line.node.v, reach[2]), "P1", "user {} is outside the window of its siblings", line.name)
         if self.exact:
             is_inside = all(
                 node.v < far and at_most(node.v, far) for node, far in zip(nodes[:2], reach, strict=False)
             )
-            demand(not is_inside, "guarantee", f"{book.spec.tenant_id} had its turn: its clocks pay")
+            demand(not is_inside, "guarantee", "{} had its turn: its clocks pay", book.spec.tenant_id)
 
     def guaranteed_rate(self, book: Book) -> float:
         """Cost a second: a part of the pool's rate, scaled down where all parts are more than may be promised."""
@@ -440,7 +444,7 @@ class Oracle:
     def _order(self, line: Line, waiting: Waiting, ticket: Ticket) -> None:
         """Among the first H, and not past one that was overtaken often enough."""
         heads = line.queue[: self.config.requests_considered_max]
-        demand(waiting in heads, "H", f"{ticket.request_id} is not among the first H")
+        demand(waiting in heads, "H", "{} is not among the first H", ticket.request_id)
         if heads[0].passed >= self.config.overtakes_max:
             demand(waiting is heads[0], "overtaken", "a head that was overtaken often enough was overtaken again")
         if ticket.leg == 1:
@@ -450,8 +454,8 @@ class Oracle:
     def _room(self, book: Book, place: Place, kv_blocks: int) -> None:
         """A slot and KV are free, and the last eighth goes to tenants below their share."""
         spec = place.spec
-        demand(len(place.legs) < spec.slots, "room", f"{spec.worker_id} has no slot left")
-        demand(place.kv_blocks + kv_blocks <= spec.kv_blocks, "room", f"{spec.worker_id} has no KV left")
+        demand(len(place.legs) < spec.slots, "room", "{} has no slot left", spec.worker_id)
+        demand(place.kv_blocks + kv_blocks <= spec.kv_blocks, "room", "{} has no KV left", spec.worker_id)
         if self.in_headroom(place, kv_blocks):
             demand(
                 self.below_share(book, 1.0 + SLACK),
@@ -489,7 +493,7 @@ class Oracle:
         self.moment.now += 1
         ticket = end.ticket
         leg = self.legs.get(ticket.ticket_id)
-        demand(leg is not None and not leg.ended, "P7", f"{ticket.ticket_id} ended twice, or never began")
+        demand(leg is not None and not leg.ended, "P7", "{} ended twice, or never began", ticket.ticket_id)
         assert leg is not None
         line = leg.line
         book = line.book
@@ -501,7 +505,7 @@ class Oracle:
             true_cost = self._cost_of(end.usage)
             if end.outcome is LegOutcome.EXPIRED:
                 true_cost = max(true_cost, leg.booked)
-        demand(at_most(abs(true_cost - end.attained), 0.0), "P5", f"attained {end.attained}, true {true_cost}")
+        demand(at_most(abs(true_cost - end.attained), 0.0), "P5", "attained {}, true {}", end.attained, true_cost)
         demand(at_most(abs(end.correction - (true_cost - ticket.charge)), 0.0), "P5", "the correction is wrong")
         del book.legs[ticket.request_id]
         line.legs_open -= 1
@@ -554,7 +558,7 @@ class Oracle:
         line = book.line(charged.user)
         weights = charged.band_weight, charged.weight, charged.user_weight
         path = book.band.node.weight, book.spec.weight, line.node.weight
-        demand(weights == path and charged.cost > 0.0, "P5", f"charged for idleness by {weights}, not {path}")
+        demand(weights == path and charged.cost > 0.0, "P5", "charged for idleness by {}, not {}", weights, path)
         self._may_be_charged(charged, effects)
         moved = [charged.cost / weight for weight in weights]
         for node, by in zip((book.band.node, book.node, line.node), moved, strict=True):
@@ -581,14 +585,14 @@ class Oracle:
                     fair, "idle", f"{charged.request_id} was served, and is charged {charged.cost} for idleness"
                 )
                 return
-        demand(False, "idle", f"{charged.request_id} is charged for idleness and did not end")
+        demand(False, "idle", "{} is charged for idleness and did not end", charged.request_id)
 
     def _refused(self, refused: Refused) -> None:
         book = self.books.get(refused.tenant_id)
         waiting = book.admitted.get(refused.request_id) if book is not None else None
         if book is None or waiting is None:
             return  # it was never admitted
-        demand(refused.request_id not in book.legs, "P7", f"{refused.request_id} was refused while it ran")
+        demand(refused.request_id not in book.legs, "P7", "{} was refused while it ran", refused.request_id)
         self.moment.now += 1
         line = book.line(waiting.request.user)
         if waiting in line.queue:
@@ -598,7 +602,7 @@ class Oracle:
         self._place(line)
 
     def _finish(self, book: Book, request_id: RequestId) -> None:
-        demand(request_id in book.admitted, "P7", f"{request_id} has two outcomes")
+        demand(request_id in book.admitted, "P7", "{} has two outcomes", request_id)
         self.over[book.spec.tenant_id, request_id] = book.admitted.pop(request_id)
         self.finished += 1
 
@@ -766,7 +770,7 @@ class Oracle:
             if known.v != node.v or node.v != node.base or node.newly:
                 node.siblings.told(node, known.v)
             if known.in_a is not node.in_a:
-                demand(False, "A", f"{node.key} in A: {known.in_a}")
+                demand(False, "A", "{} in A: {}", node.key, known.in_a)
 
     def _watch(self) -> None:
         """Find the scheduler's own nodes again."""
@@ -785,10 +789,10 @@ class Oracle:
 
     def _forgotten(self, line: Line) -> None:
         """A user at rest is forgotten only where that forgives it nothing: whoever enters is lifted that far."""
-        demand(not line.queue and not line.legs_open, "P7", f"user {line.name} was forgotten with something open")
+        demand(not line.queue and not line.legs_open, "P7", "user {} was forgotten with something open", line.name)
         times = [line.node.siblings.virtual_times.get(bit, 0.0) for bit in bits(self.members)]
         if self.exact and times:
-            demand(at_most(line.node.v, min(times)), "P5", f"user {line.name} was forgiven")
+            demand(at_most(line.node.v, min(times)), "P5", "user {} was forgiven", line.name)
         line.node.v = line.node.base = 0.0
 
     def _counters(self) -> None:
@@ -797,15 +801,15 @@ class Oracle:
             worker = core.rooms.workers[worker_id]
             here = len(place.legs)
             if len(worker.tickets) != here or worker.kv_reserved_blocks != place.kv_blocks:
-                demand(False, "counters", f"{worker_id}: {len(worker.tickets)} slots, {here} legs; KV too")
+                demand(False, "counters", "{}: {} slots, {} legs; KV too", worker_id, len(worker.tickets), here)
         queued = 0
         for book in self.books.values():
             queued += book.waiting_count
             open_legs += len(book.legs)
         if self.scheduler._requests.queued_total != queued:
-            demand(False, "counters", f"{self.scheduler._requests.queued_total} queued, {queued} wait")
+            demand(False, "counters", "{} queued, {} wait", self.scheduler._requests.queued_total, queued)
         if len(core.book) != open_legs:
-            demand(False, "counters", f"{len(core.book)} tickets, {open_legs} open legs")
+            demand(False, "counters", "{} tickets, {} open legs", len(core.book), open_legs)
         if not open_legs:
             demand(core.outstanding.total == 0.0, "counters", "outstanding cost is not zero")
 
@@ -813,23 +817,27 @@ class Oracle:
 
     def drained(self) -> None:
         """P5 and P7 once everything has ended, and memory is where it was."""
-        demand(self.admitted == self.finished, "P7", f"{self.admitted} admitted, {self.finished} outcomes")
+        demand(self.admitted == self.finished, "P7", "{} admitted, {} outcomes", self.admitted, self.finished)
         for tenant in self.scheduler.status(0).tenants:
             book = self.books[tenant.tenant_id]
-            demand(not book.waiting_count and not book.legs, "P7", f"{tenant.tenant_id} is not drained")
+            demand(not book.waiting_count and not book.legs, "P7", "{} is not drained", tenant.tenant_id)
             demand(
                 at_most(abs(tenant.cost_got - book.true_cost), 0.0), "P5", f"{tenant.cost_got} {book.true_cost}"
             )
             guaranteed = self.core.outstanding.tenants[tenant.tenant_id].cost_guaranteed
             right = at_most(abs(guaranteed - book.guaranteed_cost), 0.0)
-            demand(right, "P5", f"{guaranteed} is booked to the guarantee, {book.guaranteed_cost} was got")
+            demand(right, "P5", "{} is booked to the guarantee, {} was got", guaranteed, book.guaranteed_cost)
             idled = self.core.outstanding.tenants[tenant.tenant_id].cost_idled
-            demand(at_most(abs(idled - book.idle_cost), 0.0), "P5", f"{idled} idled, {book.idle_cost} were told")
-            demand(tenant.cost_outstanding == 0.0, "counters", f"{tenant.cost_outstanding} outstanding")
-        demand(self.presence.ticket_count == 0, "presence", f"{self.presence.ticket_count} tickets still presumed")
+            demand(
+                at_most(abs(idled - book.idle_cost), 0.0), "P5", "{} idled, {} were told", idled, book.idle_cost
+            )
+            demand(tenant.cost_outstanding == 0.0, "counters", "{} outstanding", tenant.cost_outstanding)
+        demand(
+            self.presence.ticket_count == 0, "presence", "{} tickets still presumed", self.presence.ticket_count
+        )
         for worker_id in self.places:
             assumed = self.presence.assumed_count(worker_id)
-            demand(assumed == 0, "presence", f"{assumed} keys of {worker_id} still presumed")
+            demand(assumed == 0, "presence", "{} keys of {} still presumed", assumed, worker_id)
 
     def judge_bounds(self) -> None:
         """P2, P3 and P4 among the children of every node."""

@@ -31,7 +31,7 @@ class Idleness:
         if kept is not None:
             kept_for = oracle.books[kept.user.tenant.spec.tenant_id].lines[kept.user.node_id]
             first = self._first()
-            demand(kept_for is first, "P6", f"kept for {kept_for.name}, the most-behind is {first.name}")
+            demand(kept_for is first, "P6", "kept for {}, the most-behind is {}", kept_for.name, first.name)
         for place in open_places:
             is_kept = kept is not None and kept.worker.spec.worker_id == place.spec.worker_id
             self._check_place(place, kept_for if is_kept else None)
@@ -66,7 +66,7 @@ class Idleness:
             for waiting in heads:
                 if self._fits(line.book, waiting, place):
                     what = f"{waiting.request.request_id} of {line.book.spec.tenant_id} fits"
-                    demand(False, "P6", f"{place.spec.worker_id} is idle, but {what}")
+                    demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
     def _check_guarantees(self, place: "Place", now_ns: int) -> None:
         """None of the first K behind on their guarantee waits while something of it fits."""
@@ -90,7 +90,7 @@ class Idleness:
                 for waiting in heads:
                     if self._fits(book, waiting, place):
                         what = f"{waiting.request.request_id} of {book.spec.tenant_id} is due and fits"
-                        demand(False, "guarantee", f"{place.spec.worker_id} is idle, but {what}")
+                        demand(False, "guarantee", "{} is idle, but {}", place.spec.worker_id, what)
 
     def _candidates(self, place: "Place") -> "list[Line]":
         """C_w: at each level the first inside the window, and the tenants served here last."""

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 CORE = Path(evenhand.core.__file__).parent
 STATE = HERE / "seeds_run.json"
 KEPT = HERE / "kept_seeds.json"
-CHUNK = 250
+CHUNK = 100
 CHECKER = ("adversary.py", "clock_book.py", "fairness_oracle.py", "idleness.py")
 
 

@@ -43,7 +43,7 @@ def test_each_bound_sees_a_window_without_end_by_itself(name: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             fault.install(patch)
             for module in (clock_book, fairness_oracle, idleness):
-                patch.setattr(module, "demand", lambda holds, n, what: demand(holds or n != name, n, what))
+                patch.setattr(module, "demand", lambda holds, n, *what: demand(holds or n != name, n, *what))
             caught.append(property_broken(seed, fault.unkindness, exact=False))
     assert set(caught) == {name, None}
 
