@@ -281,10 +281,10 @@ class Siblings:
                 self._refresh_alone(node, in_a, reach)
             return
         before = [node.reach for node in self.nodes]
-        entered: list[Node] = []
+        arrived: list[Node] = []
         for node, in_a, reach in changes:
             if in_a and not node.in_a:
-                entered.append(node)
+                arrived.append(node)
                 node.entered = self.moment.now
             if not in_a:
                 node.stretch = None
@@ -309,9 +309,9 @@ class Siblings:
                 lifted = max([virtual_times.get(bit, 0.0) for bit in bits(newly)])
                 if lifted > node.v:
                     self.lift(node, lifted)
-            self._see(node)
+            arrived.append(node)
         self._raise()
-        for node in entered:
+        for node in arrived:
             self._see(node)
 
     def _refresh_alone(self, node: Node, in_a: bool, reach: int) -> None:
