@@ -136,6 +136,8 @@ class Row:
     def distrust(self) -> str:
         """Why this row is not to be trusted; empty if there is no reason."""
         reasons = []
+        if self.everybody.arrived and not self.everybody.work:
+            reasons.append("nothing answered in the window")
         if self.cpu.busiest_router > 80:
             reasons.append(f"router at {self.cpu.busiest_router:.0f} % of a core")
         if self.cpu.client > 80:
