@@ -14,6 +14,7 @@ dispatch: one batch a cycle, folded outside the measured time; the scheduler's p
 import argparse
 import cProfile
 import gc
+import math
 import pstats
 import random
 import statistics
@@ -149,6 +150,7 @@ def measure(case: str, options: argparse.Namespace) -> tuple[float, float, float
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
     gc.unfreeze()
     p50_us, mean_us, p99_us = figures(load.settle_ns)
+    print(f"reference: {reference_ns():.1f} ns an empty loop pass")
     columns = [p50_us, mean_us, p99_us, *figures(load.submit_ns), *figures(load.map_ns)]
     rate = 1e6 / mean_us
     queued = load.scheduler.status(load.now_ns).queued_total
@@ -164,6 +166,17 @@ def figures(times: list[int]) -> tuple[float, float, float]:
         statistics.fmean(ordered) / 1_000,
         ordered[int(len(ordered) * 0.99)] / 1_000,
     )
+
+
+def reference_ns() -> float:
+    """One pass of an empty loop, in ns: how fast this machine is at this moment; the least of several tries."""
+    passes, least_ns = 200_000, math.inf
+    for _ in range(5):
+        began = clock_ns()
+        for _ in range(passes):
+            pass
+        least_ns = min(least_ns, (clock_ns() - began) / passes)
+    return least_ns
 
 
 def main() -> None:
