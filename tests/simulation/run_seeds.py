@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from evenhand.simulation.system.main import line_of, replay_command
 from evenhand.simulation.system.system import Options, simulate
@@ -20,7 +21,6 @@ HERE = Path(__file__).parent
 RECORD = HERE / "seeds_run.json"
 SOURCE = HERE.parents[1] / "services" / "evenhand"
 CHUNK_SEEDS = 25
-RANGES_KEPT_MAX = 64
 
 
 def source_digest() -> str:
@@ -31,24 +31,22 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def read_record() -> dict[str, dict[str, object]]:
+def read_record() -> dict[str, dict[str, Any]]:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
-def add_to_record(code: str, requests: int, seeds: range, dispatches: int, failed: list[int]) -> None:
-    """Count a chunk; the file is replaced in one step."""
+def add_to_record(code: str, requests: int, seeds: range, failed: list[int]) -> None:
+    """Count a chunk, each seed once, however often it is run; the file is replaced in one step."""
     record = read_record()
-    entry = record.setdefault(
-        code, {"requests_each": requests, "seeds": 0, "dispatches": 0, "ranges": [], "failed": []}
-    )
-    entry["seeds"] += len(seeds)
-    entry["dispatches"] += dispatches
-    ranges = entry["ranges"]
-    if ranges and ranges[-1][1] + 1 == seeds[0]:
-        ranges[-1][1] = seeds[-1]
-    else:
-        ranges.append([seeds[0], seeds[-1]])
-    del ranges[:-RANGES_KEPT_MAX]
+    entry = record.setdefault(code, {"requests_each": requests, "seeds": 0, "ranges": [], "failed": []})
+    merged: list[list[int]] = []
+    for first, last in sorted([*entry["ranges"], [seeds[0], seeds[-1]]]):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], last)
+        else:
+            merged.append([first, last])
+    entry["ranges"] = merged
+    entry["seeds"] = sum(last - first + 1 for first, last in merged)
     entry["failed"] = sorted({*entry["failed"], *failed})
     beside = RECORD.with_suffix(f".{os.getpid()}.tmp")
     beside.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
@@ -72,10 +70,9 @@ def main(argv: list[str]) -> int:
         seeds = range(start, min(start + CHUNK_SEEDS, arguments.first + arguments.count))
         if not arguments.unrecorded and all(done(code, seed) for seed in seeds):
             continue
-        failed, dispatches = [], 0
+        failed = []
         for seed in seeds:
             result = simulate(Options(seed, arguments.requests))
-            dispatches += result.totals.grants
             if result.violations:
                 failed.append(seed)
                 print(line_of(result))
@@ -84,7 +81,7 @@ def main(argv: list[str]) -> int:
                 print(f"  again: {replay_command(result, 'all')}", flush=True)
         failures += len(failed)
         if not arguments.unrecorded:
-            add_to_record(code, arguments.requests, seeds, dispatches, failed)
+            add_to_record(code, arguments.requests, seeds, failed)
     print(f"code {code}: {arguments.count} seeds from {arguments.first}, {failures} failed")
     return 1 if failures else 0
 
