@@ -117,8 +117,13 @@ class Legs:
         return Granted(ticket, decision)
 
     def use(self, held: OpenTicket, usage: Usage, now_ns: int) -> None:
-        """Usage of a running leg: an undercharge is booked at once, an overcharge waits for the end."""
+        """Usage of a running leg: an undercharge is booked at once, an overcharge waits for the end.
+
+        The first output that is told of means that its prefill is done.
+        """
         believed, ticket = believed_usage(usage, held.ticket), held.ticket
+        if believed.output_tokens > 0 and held.first_token_at_ns is None:
+            self._first_token(held, now_ns)
         self.limits.use(ticket.tenant_id, ticket.request_id, believed.tokens, now_ns)
         over = held.cost_of(believed, self.config.cost) - held.booked
         if over > 0.0:
@@ -342,6 +347,15 @@ class Legs:
 
     # Within
 
+    def _first_token(self, held: OpenTicket, now_ns: int) -> None:
+        """A leg's prefill is done: its worker has prefill room again."""
+        held.first_token_at_ns = now_ns
+        held.user.tenant.tells_first_token = True
+        worker = self.rooms.workers.get(held.ticket.worker_id)
+        if worker is not None and held.ticket.ticket_id in worker.tickets:
+            worker.prefilled(held, now_ns)
+            self.rooms.judge(worker, now_ns)
+
     def _hold(
         self, user: User, held: OpenTicket, worker: Worker | None, uncached_tokens: int, now_ns: int
     ) -> None:
@@ -384,11 +398,19 @@ class Legs:
             return
         if outcome is LegOutcome.SETTLED:
             self.estimator.learn(ticket.tenant_id, usage.output_tokens)
-            # The grant's time of an earlier term is on another clock.
-            if worker is not None and ticket.term == self.term:
-                worker.learn_output(usage.output_tokens, (now_ns - ticket.granted_at_ns) / NS_PER_MS)
+            if usage.output_tokens > 0 and held.first_token_at_ns is None:
+                held.user.tenant.tells_first_token = False
+            if worker is not None:
+                self._learn_output(held, usage.output_tokens, worker, now_ns)
         if usage.output_tokens > 0:
             self._refute(held, usage, worker, effects)
+
+    def _learn_output(self, held: OpenTicket, output_tokens: int, worker: Worker, now_ns: int) -> None:
+        """The pace of a worker: of the tokens after the first where that was told of, else of the whole leg."""
+        if held.first_token_at_ns is not None:
+            worker.learn_output(output_tokens - 1, (now_ns - held.first_token_at_ns) / NS_PER_MS)
+        elif held.ticket.term == self.term:  # the grant's time of an earlier term is on another clock
+            worker.learn_output(output_tokens, (now_ns - held.ticket.granted_at_ns) / NS_PER_MS)
 
     def _note_map(self, held: OpenTicket, worker: Worker) -> None:
         """Remember what the map alone promises, and as of which batch."""

@@ -9,13 +9,13 @@
     prefill_full   ── pending uncached tokens at or above ``prefill_pending_max_tokens``
     (open)         ── anything else; whether a given request fits is for ``placement`` to say
 
-A worker is judged again whenever something about it changes, and when time alone changes it: prefill drains,
-silence grows. So a decision costs nothing for workers that cannot take part in it.
+A worker is judged again whenever something about it changes, and when time alone changes it: modelled prefill
+drains, silence grows. So a decision costs nothing for workers that cannot take part in it.
 """
 
 import heapq
 
-from evenhand.core.estimator import NS_PER_MS, NS_PER_S
+from evenhand.core.estimator import NS_PER_MS
 from evenhand.core.facts import SchedulerConfig, WorkerRole
 from evenhand.core.ids import WorkerId
 from evenhand.core.worker import Worker
@@ -60,6 +60,8 @@ class Rooms:
     def judge(self, worker: Worker, now_ns: int) -> None:
         """Decide again whether a worker has room."""
         self.stirred = True
+        if worker.awaited:
+            worker.give_up_overdue(now_ns)
         reason: str | None = None
         if worker.spec.role is not WorkerRole.BOTH:
             reason = "role"
@@ -73,7 +75,7 @@ class Rooms:
             reason = "kv_full"
         elif worker.prefill_pending_tokens(now_ns) >= self._prefill_max:
             reason = "prefill_full"
-            at_ns = self._prefill_room_at_ns(worker)
+            at_ns = worker.prefill_room_at_ns(self._prefill_max)
             if at_ns != worker.reopens_at_ns:
                 worker.reopens_at_ns = at_ns
                 heapq.heappush(self._reopen, (at_ns, worker.spec.worker_id))
@@ -116,11 +118,6 @@ class Rooms:
         if waiting and self._reopen and (at_ns is None or self._reopen[0][0] < at_ns):
             at_ns = self._reopen[0][0]
         return at_ns
-
-    def _prefill_room_at_ns(self, worker: Worker) -> int:
-        """The first moment at which pending prefill is surely below the limit."""
-        ahead_ns = self._prefill_max / worker.prefill_rate_tokens_per_s * NS_PER_S
-        return worker.prefill_until_ns - int(ahead_ns) + 2
 
     def _age_by(self, at_ns: int) -> None:
         if self._age_at_ns is None or at_ns < self._age_at_ns:

@@ -39,7 +39,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The ticket's owner is alive. ``usage`` so far, if known, corrects an undercharge at once."""
+    """The ticket's owner is alive. ``usage`` so far, if known, corrects an undercharge at once.
+
+    The first one with output means that the first token is there: the leg's prefill room at its worker is free
+    from then on. Owners that stream send one at that moment; of tenants that never do, prefill is modelled.
+    """
 
     ticket_id: TicketId
     usage: Usage | None = None

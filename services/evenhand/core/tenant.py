@@ -140,6 +140,7 @@ class Tenant(FairChild):
         "queue_bytes",
         "service",
         "spec",
+        "tells_first_token",
         "user_weights",
         "users",
         "users_known",
@@ -174,6 +175,8 @@ class Tenant(FairChild):
         self.guarantee_tag_ns = 0.0
         self.guarantee_waits = False
         """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
+        self.tells_first_token = False
+        """Its clients tell when a leg's first token is there, as far as the last leg showed."""
         self.charge_max = 0.0
         """ĉ: its largest charge so far ÷ its weight then; how far one dispatch moves its clock."""
         self.cost_due = 0.0

@@ -27,16 +27,19 @@ class OpenTicket:
     """A ticket while it is held, with what is reserved and booked for it."""
 
     __slots__ = (
+        "awaited_tokens",
         "band",
         "booked",
         "decision",
         "expires_at_ns",
+        "first_token_at_ns",
         "guarantee_rate",
         "has_left_band",
         "kv_blocks",
         "map_cached_blocks",
         "map_position",
         "prefill_end_ns",
+        "prefill_overdue_ns",
         "prefill_pending_tokens",
         "prefill_start_ns",
         "queued",
@@ -60,6 +63,13 @@ class OpenTicket:
         """Rate by which it moved its tenant's guarantee tag; 0: it did not."""
         self.prefill_start_ns = 0
         self.prefill_end_ns = 0
+        """When its prefill is done, as modelled or told."""
+        self.awaited_tokens = 0
+        """Uncached tokens of which its worker awaits the first token."""
+        self.prefill_overdue_ns = 0
+        """From when on they count no more."""
+        self.first_token_at_ns: int | None = None
+        """When its owner told of its first token; None: not yet."""
         self.prefill_pending_tokens = 0.0
         """Prefill that was ahead of it when it was granted, its own included."""
         self.map_position: tuple[Epoch, Seq] | None = None

@@ -1,14 +1,18 @@
 """A worker in one pool: what it can hold and what is reserved there.
 
 Every reservation is made at the moment of decision and given back when the ticket ends, so a burst never piles
-up on one worker. Prefill pending is modelled as one queue served at the worker's learned rate: each leg gets a
+up on one worker. Prefill is given back sooner, at the first token. Where clients tell of it, what is pending is
+known: the uncached tokens of the tickets *awaited*, those without a first token. One that is silent far longer
+than its prefill can take (``PREFILL_OVERDUE_FACTOR``) counts no more.
+
+The tickets of tenants that do not tell are modelled as one queue served at the worker's learned rate: each gets a
 stretch of time ``[start, end)`` behind those before it; what lies ahead of now is pending.
 
 ::
 
     now        leg 1          leg 2                 prefill_until
      ├──────────┤├──────────────┤├─────── … ─────────┤
-     └───────────── pending = that time × rate ──────┘
+     └───────────── pending = that time × rate ──────┘  + uncached tokens awaited
 """
 
 import math
@@ -23,7 +27,18 @@ if TYPE_CHECKING:
     from evenhand.core.tickets import OpenTicket
 
 RATE_STEP = 1 / 8
-"""Weight of the latest sample in a worker's learned rates."""
+"""Weight of the latest sample of a worker's time per output token."""
+
+RATE_SAMPLES_MAX = 15
+"""The prefill rate is the median of so many of the latest samples: steps, batches and queues of the engine make
+single ones several times too fast or too slow."""
+
+PREFILL_OVERDUE_FACTOR = 4.0
+"""A first token that is not told so many times later than modelled, and ``PREFILL_OVERDUE_MS`` more, will not be
+told: the ticket's prefill is taken to be done."""
+
+PREFILL_OVERDUE_MS = 1_000
+"""For what is no prefill: the network, a step of the engine that is under way."""
 
 PREFILL_SAMPLE_MIN_TOKENS = 64
 """Shorter prefills say more about the step than about the rate."""
@@ -36,6 +51,9 @@ class Worker:
     """Mutable state of a worker. ``is_member`` is written by ``Members`` alone."""
 
     __slots__ = (
+        "_rate_samples",
+        "awaited",
+        "awaited_tokens",
         "capacity_tokens",
         "closed",
         "complete",
@@ -66,7 +84,12 @@ class Worker:
         self.tickets: dict[TicketId, OpenTicket] = {}
         self.kv_reserved_blocks = 0
         self.prefill_until_ns = 0
+        self.awaited: dict[TicketId, OpenTicket] = {}
+        """Tickets whose first token will be told, and has not been."""
+        self.awaited_tokens = 0
+        """Their uncached tokens."""
         self.prefill_rate_tokens_per_s = prefill_rate
+        self._rate_samples = [prefill_rate]
         self.output_token_ms = output_token_ms
         self.served: dict[TenantId, Tenant] = {}
         """The last distinct tenants served here, the latest last."""
@@ -89,15 +112,17 @@ class Worker:
         return len(self.tickets)
 
     def prefill_pending_tokens(self, now_ns: int) -> float:
-        """Uncached tokens reserved here whose prefill is not done yet, as modelled."""
+        """Uncached tokens reserved here whose prefill is not done yet: those awaited, and those modelled."""
         ahead_ns = self.prefill_until_ns - now_ns
-        return 0.0 if ahead_ns <= 0 else ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
+        if ahead_ns <= 0:
+            return self.awaited_tokens
+        return self.awaited_tokens + ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
 
     def load_share(self, prefill_pending_max_tokens: int, now_ns: int) -> float:
         """How full it is, from 0: the fullest of slots, KV and prefill room."""
         spec = self.spec
         load = max(len(self.tickets) / spec.slots, self.kv_reserved_blocks / spec.kv_blocks)
-        if self.prefill_until_ns > now_ns:
+        if self.awaited_tokens or self.prefill_until_ns > now_ns:
             load = max(load, self.prefill_pending_tokens(now_ns) / prefill_pending_max_tokens)
         return load
 
@@ -115,11 +140,21 @@ class Worker:
         return -(-tokens // self.spec.block_size_tokens)
 
     def reserve(self, ticket: "OpenTicket", uncached_tokens: int, now_ns: int) -> None:
-        """Take a slot, KV blocks and prefill time for a ticket."""
-        start_ns = max(self.prefill_until_ns, now_ns)
-        ticket.prefill_start_ns = start_ns
-        ticket.prefill_end_ns = start_ns + round(uncached_tokens / self.prefill_rate_tokens_per_s * NS_PER_S)
-        self.prefill_until_ns = ticket.prefill_end_ns
+        """Take a slot, KV blocks and prefill room for a ticket."""
+        rate = self.prefill_rate_tokens_per_s
+        if uncached_tokens and ticket.user.tenant.tells_first_token:
+            ahead_ns = (self.prefill_pending_tokens(now_ns) + uncached_tokens) / rate * NS_PER_S
+            ticket.prefill_start_ns, ticket.prefill_end_ns = now_ns, now_ns + round(ahead_ns)
+            overdue_ns = round(PREFILL_OVERDUE_FACTOR * ahead_ns) + PREFILL_OVERDUE_MS * NS_PER_MS
+            ticket.prefill_overdue_ns = now_ns + overdue_ns
+            ticket.awaited_tokens = uncached_tokens
+            self.awaited_tokens += uncached_tokens
+            self.awaited[ticket.ticket.ticket_id] = ticket
+        else:
+            start_ns = max(self.prefill_until_ns, now_ns)
+            ticket.prefill_start_ns = start_ns
+            ticket.prefill_end_ns = start_ns + round(uncached_tokens / rate * NS_PER_S)
+            self.prefill_until_ns = ticket.prefill_end_ns
         self.kv_reserved_blocks += ticket.kv_blocks
         self.tickets[ticket.ticket.ticket_id] = ticket
 
@@ -128,12 +163,32 @@ class Worker:
         del self.tickets[ticket.ticket.ticket_id]
         self.kv_reserved_blocks -= ticket.kv_blocks
         assert self.kv_reserved_blocks >= 0, "KV reserved below zero"
+        self.prefilled(ticket, now_ns)
         if not self.tickets:
             self.prefill_until_ns = 0
-            return
-        ahead_ns = ticket.prefill_end_ns - max(ticket.prefill_start_ns, now_ns)
-        if ahead_ns > 0:
+
+    def prefilled(self, ticket: "OpenTicket", now_ns: int) -> None:
+        """A ticket's prefill is done, or will not be: give back its prefill room. Once counts."""
+        if self.awaited.pop(ticket.ticket.ticket_id, None) is not None:
+            self.awaited_tokens -= ticket.awaited_tokens
+            ticket.awaited_tokens = 0
+        elif ticket.prefill_end_ns > now_ns:
+            ahead_ns = ticket.prefill_end_ns - max(ticket.prefill_start_ns, now_ns)
             self.prefill_until_ns = max(now_ns, self.prefill_until_ns - ahead_ns)
+        ticket.prefill_end_ns = min(ticket.prefill_end_ns, now_ns)
+
+    def give_up_overdue(self, now_ns: int) -> None:
+        """Await the first tokens no more that are not told in any time that their prefill can take."""
+        for ticket in [each for each in self.awaited.values() if each.prefill_overdue_ns <= now_ns]:
+            self.prefilled(ticket, now_ns)
+
+    def prefill_room_at_ns(self, prefill_pending_max_tokens: int) -> int:
+        """When time alone next makes prefill room of a worker that has none, or may: look again then."""
+        left_tokens = prefill_pending_max_tokens - self.awaited_tokens
+        if left_tokens > 0:
+            ahead_ns = left_tokens / self.prefill_rate_tokens_per_s * NS_PER_S
+            return self.prefill_until_ns - int(ahead_ns) + 2
+        return min(ticket.prefill_overdue_ns for ticket in self.awaited.values())
 
     def note_served(self, tenant: "Tenant", tenants_max: int) -> None:
         """Remember the tenant as the last one served here."""
@@ -148,9 +203,12 @@ class Worker:
         if prefill_tokens < PREFILL_SAMPLE_MIN_TOKENS or not 0.1 <= ttft_ms < math.inf:
             return
         prefill_ms = max(ttft_ms - self.output_token_ms, ttft_ms / 4)
-        rate = prefill_tokens / prefill_ms * 1000.0
-        step = RATE_STEP * min(1.0, prefill_tokens / SAMPLE_WHOLE_TOKENS)
-        self.prefill_rate_tokens_per_s += (rate - self.prefill_rate_tokens_per_s) * step
+        samples = self._rate_samples
+        samples.append(prefill_tokens / prefill_ms * 1000.0)
+        if len(samples) > RATE_SAMPLES_MAX:
+            del samples[0]
+        ordered, count = sorted(samples), len(samples)
+        self.prefill_rate_tokens_per_s = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
     def learn_output(self, output_tokens: int, leg_ms: float) -> None:
         """Take in how long a whole leg took per output token."""

@@ -53,6 +53,9 @@ NEVER_MS = 1 << 40
 QUEUE_LENGTH_MAX = 1 << 40
 NS_PER_MS = 1_000_000
 
+RENEWED_CHANGE_MIN = 0.05
+"""Usage is told again once its output has grown by so many tokens for each cost token charged, as by the SDK."""
+
 SIMULATED = {
     "pool_id": POOL,
     "ticket_ttl_ms": NEVER_MS,
@@ -65,20 +68,31 @@ SIMULATED = {
 
 @dataclass(frozen=True, slots=True)
 class EvenhandSettings(SchedulerConfig):
-    """The core's own settings, and three of the shell's."""
+    """The core's own settings, and four of the shell's."""
 
     sends_events: bool = True
     """False: workers publish nothing, and the map is what was sent there (approximate)."""
-    renewed_after_ms: int = 0
-    """A running request's usage so far is told this often, as the SDK does every 10 s; 0: only at its end."""
+    renewed_after_ms: int = 1_000
+    """A running request's usage so far is told this often where it has changed, as the SDK does; 0: only at its
+    end."""
     ttft_told: bool = True
     """The client tells its time to first token, by which prefill rates are learned."""
+    first_token_told: bool = True
+    """The client renews at the first token, which frees prefill room; False: prefill is modelled alone."""
 
 
 class _Leg:
     """A granted arrival."""
 
-    __slots__ = ("arrival", "cached_tokens", "first_token_ns", "output_tokens", "renewed_ns", "ticket")
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "first_token_ns",
+        "output_tokens",
+        "renewed_ns",
+        "ticket",
+        "told_tokens",
+    )
 
     def __init__(self, arrival: Arrival, ticket: Ticket, now_ns: int) -> None:
         self.arrival = arrival
@@ -86,6 +100,8 @@ class _Leg:
         self.first_token_ns = -1
         self.cached_tokens = 0
         self.output_tokens = 0
+        self.told_tokens = 0
+        """Output as the core was told last."""
         self.renewed_ns = now_ns
 
 
@@ -205,8 +221,11 @@ class Evenhand:
 
     def first_token(self, arrival: Arrival, worker_id: WorkerId, cached_tokens: int, now_ns: int) -> None:
         leg = self._legs[arrival.arrival_id]
-        leg.first_token_ns = now_ns
+        leg.first_token_ns = leg.renewed_ns = now_ns
         leg.cached_tokens = cached_tokens
+        if self.settings.first_token_told:
+            leg.told_tokens = 1
+            self._renew(leg, 1, now_ns)
 
     def progress(self, worker_id: WorkerId, produced: Sequence[tuple[Arrival, int]], now_ns: int) -> None:
         due_ns = now_ns - self.settings.renewed_after_ms * NS_PER_MS
@@ -215,8 +234,13 @@ class Evenhand:
             leg.output_tokens += tokens
             if leg.renewed_ns <= due_ns:
                 leg.renewed_ns = now_ns
-                usage = Usage(arrival.prompt_tokens, leg.cached_tokens, leg.output_tokens)
-                self.step(Renew(leg.ticket.ticket_id, usage), now_ns)
+                if leg.output_tokens - leg.told_tokens > RENEWED_CHANGE_MIN * leg.ticket.charge:
+                    leg.told_tokens = leg.output_tokens
+                    self._renew(leg, leg.output_tokens, now_ns)
+
+    def _renew(self, leg: _Leg, output_tokens: int, now_ns: int) -> None:
+        usage = Usage(leg.arrival.prompt_tokens, leg.cached_tokens, output_tokens)
+        self.step(Renew(leg.ticket.ticket_id, usage), now_ns)
 
     def finished(self, arrival: Arrival, worker_id: WorkerId, usage: Usage, now_ns: int) -> None:
         leg = self._legs.pop(arrival.arrival_id)
