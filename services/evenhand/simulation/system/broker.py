@@ -18,7 +18,7 @@ PUBLISH_S = 0.002
 FETCH_S = 0.002
 AWAY_S = 0.05
 """How long it takes to find the broker away."""
-IDLE_S_MAX = 0.2
+IDLE_S_MAX = 0.5
 FETCH_RECORDS_MAX = 1_000
 
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from random import Random
 from typing import Any
 
 from evenhand.core.block_key import block_keys, pack_keys, root_hash
@@ -36,6 +37,9 @@ from evenhand.wire.status import (
 PATIENCE_S = 45.0
 """How long a client tries to get its answer."""
 RETRY_S = 0.25
+RETRY_S_FIRST = 0.05
+RETRY_S_MAX = 2.0
+"""Pauses between tries of one question double, as the SDK's do, from the first to the longest."""
 SETTLE_TRIES_MAX = 40
 RENEW_RETRY_S = 0.5
 ENGINE_WIRE_S = 0.002
@@ -80,9 +84,19 @@ class Surroundings:
     engines: dict[str, SimulatedEngine]
     weather: Weather
     pool: str
+    random: Random
+    """Draws the clients' pauses."""
     salts: dict[str, str] = field(default_factory=dict)
     turns: dict[str, list[Turn]] = field(default_factory=dict)
     violated: Callable[[str], None] = lambda _sentence: None
+    prefixes: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+
+    def prefix(self, arrival: Arrival) -> list[int]:
+        """Token ids of the prefix that a request shares with others."""
+        key = arrival.prefix, arrival.prefix_tokens
+        if key not in self.prefixes:
+            self.prefixes[key] = tokens(*key)
+        return self.prefixes[key]
 
 
 class Client:
@@ -105,6 +119,8 @@ class Client:
         self._token_ids: list[int] = []
         self._leg: Leg | None = None
         self._cancelling = False
+        self._failed = 0
+        """Tries of the present question that have failed, one after another."""
 
     async def run(self) -> None:
         """Live through the request."""
@@ -136,7 +152,7 @@ class Client:
             except CallFailed as failed:
                 if failed.error.reason not in (*_AGAIN, UNKNOWN_POOL):
                     self._around.violated(f"Resolve of {tenant} failed: {failed.error}.")
-                await self.process.pause(RETRY_S)
+                await self.process.pause(self._pause_s(failed))
         return salt
 
     def _prompt(self) -> list[int]:
@@ -145,7 +161,7 @@ class Client:
         room = MODEL_TOKENS_MAX - arrival.own_tokens - arrival.output_tokens
         if arrival.follows and turns and len(turns[-1].token_ids) <= room:
             return turns[-1].token_ids + own
-        return tokens(arrival.prefix, arrival.prefix_tokens) + own
+        return self._around.prefix(arrival) + own
 
     async def _acquire(self, keys: bytes) -> pb.AcquireResponse | None:
         """A grant, or None where the request has its outcome or should ask again."""
@@ -171,6 +187,7 @@ class Client:
         except CallFailed as failed:
             await self._refused(failed)
             return None
+        self._failed = 0
         if self._cancelling:
             await self._give_up(Outcome.CANCELLED, "granted")
             return None
@@ -188,13 +205,19 @@ class Client:
         if self._cancelling:
             await self._give_up(Outcome.CANCELLED, error.reason)
         elif error.reason in _AGAIN:
-            await self.process.pause((error.retry_after_ms or RETRY_S * 1000) / 1000)
+            await self.process.pause(self._pause_s(failed))
         elif error.reason == RefusalReason.DEADLINE.value:
             self._end(Outcome.GAVE_UP, error.reason)
         else:
             if error.reason in (INTERNAL_FAULT, RefusalReason.REQUEST_ID_REUSED.value):
                 self._around.violated(f"Request {self.request_id} was answered {error.reason}: {error.sentence}")
             self._end(Outcome.REFUSED, error.reason)
+
+    def _pause_s(self, failed: CallFailed) -> float:
+        """How long to wait before the next try: ever longer, and at least as long as the scheduler asks for."""
+        ceiling_s = min(RETRY_S_MAX, RETRY_S_FIRST * 2.0 ** min(self._failed, 16))
+        self._failed += 1
+        return max((failed.error.retry_after_ms or 0) / 1000, self._around.random.uniform(0.2, 1.0) * ceiling_s)
 
     # ---- using
 

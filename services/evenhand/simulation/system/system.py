@@ -120,7 +120,14 @@ class System:
         self.clients: list[Client] = []
         self._incarnations = 0
         self._skews: dict[str, int] = {}
-        self.around = Surroundings(self.network, self.engines, self.weather, POOL, violated=self.violated)
+        self.around = Surroundings(
+            self.network,
+            self.engines,
+            self.weather,
+            POOL,
+            self.chance.stream("clients' pauses"),
+            violated=self.violated,
+        )
 
     def broker_ms(self) -> int:
         """The broker's and the database's wall clock."""
