@@ -75,6 +75,7 @@ class Load:
                 self.store(worker_id, prefix)
                 self.prefixes.append(prefix)
         while len(self.running) < workers * slots:
+            self.now_ns += STEP_NS
             self.submit(self.rng.randrange(tenants))
         for tenant in range(tenants):
             for _ in range(backlog):

@@ -1,7 +1,5 @@
 """Why a choice was made, in the words of its record. Reads what placement weighed; decides nothing."""
 
-from operator import itemgetter
-
 from evenhand.core.estimator import NS_PER_MS, CostRate
 from evenhand.core.facts import (
     AffinityWish,
@@ -24,6 +22,9 @@ from evenhand.core.worker import Worker
 
 CANDIDATES_MAX = 8
 """Workers named in a decision."""
+
+WISHES_MAX = 4
+"""Tenants outside the window that are asked what they would have had at the chosen worker, the latest served first."""
 
 
 class Explainer:
@@ -94,21 +95,25 @@ class Explainer:
         )
 
     def _wish(self, choice: Choice, now_ns: int) -> AffinityWish | None:
-        """A tenant lately served there waits with a better cached share, but lies outside a window.
+        """One of the tenants served there last waits with a better cached share, but lies outside a window.
 
-        What has never been looked up is not looked up for this.
+        Only the first few of those outside are asked, and what has never been looked up is not looked up for this.
         """
         worker = choice.worker
         worker_id, share = worker.spec.worker_id, choice.cached_tokens / choice.queued.prompt_tokens
         bands = choice.front.bands if choice.front is not None else {}
         chosen, tokens_wanted = choice.tenant, 0
         whose: Tenant | None = None
-        for tenant in worker.served.values():
+        left = WISHES_MAX
+        for tenant in reversed(worker.served.values()):
             if not tenant.in_a or tenant is chosen:
                 continue
             band_front = bands.get(tenant.band.node_id)
             if band_front is not None and tenant.v <= band_front.v_max:
                 continue
+            if not left:
+                break
+            left -= 1
             first = tenant.users.order[0][2]
             if first.cold is not None and first.cold.uniform and worker_id not in first.warm_workers:
                 continue
@@ -135,22 +140,22 @@ class Explainer:
 
     def _candidates(self, choice: Choice, now_ns: int) -> tuple[Candidate, ...]:
         """Workers with room or with a part of the prompt, best first; the chosen one is always among them."""
-        queued, chosen_id = choice.queued, choice.worker.spec.worker_id
-        prompt_tokens = queued.request.prompt_tokens
+        queued, chosen, config, cached = choice.queued, choice.worker, self._config, choice.queued.cached
+        prompt_tokens, open_workers = queued.prompt_tokens, self._rooms.open
+        # Ids are unique, so two places never compare their workers.
         ranked: list[tuple[float, WorkerId, Worker]] = []
-        for worker_id, worker in self._rooms.open.items():
-            tokens = queued.cached.get(worker_id, 0)
-            score = tokens / prompt_tokens - worker.score_penalty(self._config, now_ns)
+        for worker_id, worker in open_workers.items():
+            score = cached.get(worker_id, 0) / prompt_tokens - worker.score_penalty(config, now_ns)
             ranked.append((-score, worker_id, worker))
-        for worker_id, tokens in queued.cached.items():
+        for worker_id, tokens in cached.items():
             held = self._fair.members.get(worker_id)
             if held is not None and held.closed is not None:
-                score = tokens / prompt_tokens - held.score_penalty(self._config, now_ns)
+                score = tokens / prompt_tokens - held.score_penalty(config, now_ns)
                 ranked.append((-score, worker_id, held))
-        ranked.sort(key=itemgetter(0, 1))
+        ranked.sort()
         best = ranked[:CANDIDATES_MAX]
-        if choice.worker not in [worker for _, _, worker in best]:
-            best[-1] = (-choice.score, chosen_id, choice.worker)
+        if len(ranked) > CANDIDATES_MAX and chosen not in [worker for _, _, worker in best]:
+            best[-1] = (-choice.score, chosen.spec.worker_id, chosen)
         return tuple([_candidate(queued, worker, -score, now_ns) for score, _, worker in best])
 
     def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
@@ -189,13 +194,14 @@ def adopted_decision(ticket: Ticket) -> Decision:
 
 
 def _candidate(queued: Queued, worker: Worker, score: float, now_ns: int) -> Candidate:
-    tokens = queued.cached.get(worker.spec.worker_id, 0)
+    spec = worker.spec
+    tokens, pending_tokens = queued.cached.get(spec.worker_id, 0), worker.prefill_pending_tokens(now_ns)
     return Candidate(
-        worker_id=worker.spec.worker_id,
-        cached_tokens=tokens,
-        score=score,
-        predicted_ttft_ms=worker.ttft_ms(queued.request.prompt_tokens - tokens, now_ns),
-        slots_used=len(worker.tickets),
-        slots=worker.spec.slots,
-        pending_prefill_tokens=round(worker.prefill_pending_tokens(now_ns)),
+        spec.worker_id,
+        tokens,
+        score,
+        worker.ttft_ms(queued.prompt_tokens - tokens, now_ns),
+        len(worker.tickets),
+        spec.slots,
+        round(pending_tokens),
     )

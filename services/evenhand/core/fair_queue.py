@@ -184,6 +184,14 @@ class FairQueue(Generic[Child]):
         if was_in_a:
             if reach_tokens == reach_before:
                 if v != child.v:
+                    order = self._order
+                    if len(order) == 1 and not self._own and self._partial == 0:
+                        # An only child of a node whose members all stand at the floor.
+                        order[0] = (v, child.node_id, child)
+                        child.v = v
+                        if v > self._floor and self._members.workers:
+                            self._floor = v
+                        return
                     self._shift(child, v)
                     self._raise_virtual_times()
                 return
