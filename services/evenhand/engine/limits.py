@@ -23,6 +23,13 @@ class StepTime:
     prefill_token_ns: int = 60_000
     running_sequence_ns: int = 60_000
 
+    def __post_init__(self) -> None:
+        for name in ("base_ns", "prefill_token_ns", "running_sequence_ns"):
+            if not getattr(self, name) >= 0:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}, but cannot be negative.")
+        if not self.base_ns + min(self.prefill_token_ns, self.running_sequence_ns) > 0:
+            raise InvalidConfig("A step must take some time, but base_ns and another of its times are 0.")
+
     def duration_ns(self, prefill_tokens: int, sequences: int) -> int:
         """Time of a step that computes ``prefill_tokens`` prompt tokens for ``sequences`` requests."""
         return self.base_ns + self.prefill_token_ns * prefill_tokens + self.running_sequence_ns * sequences

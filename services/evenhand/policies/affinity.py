@@ -16,10 +16,13 @@ from evenhand.core.ids import WorkerId
 from evenhand.core.kv import KvBatch, SnapshotPart
 from evenhand.policies.known_cache import EventMap, KnownCache, SentMap
 from evenhand.policies.plain import PushPolicy, Worker
-from evenhand.policies.policy import Arrival, FleetWorker
+from evenhand.policies.policy import Arrival, FleetWorker, check_least
 
 SENT_BLOCKS_MAX = 1 << 20
 """Block names an approximate map keeps of one worker where its authors bound it by time or memory alone."""
+
+POINTS_MAX = 10_000
+"""Places of one worker on the ring; all are built anew whenever the fleet changes."""
 
 
 def fewest_in_flight(workers: Sequence[Worker]) -> Worker:
@@ -36,7 +39,12 @@ class SessionHashSettings:
     """Parameters of the ring."""
 
     points: int = 100
-    """Places of each worker on the ring."""
+    """Places of each worker on the ring, 1 … ``POINTS_MAX``."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "points")
+        if self.points > POINTS_MAX:
+            raise InvalidInput(f"The parameter 'points' is {self.points}, but must be at most {POINTS_MAX}.")
 
 
 class SessionHash(PushPolicy):

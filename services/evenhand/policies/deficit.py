@@ -16,7 +16,6 @@ Left out: the radix tree of the paper's router is the exact map here, which favo
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
 from evenhand.core.kv import KvBatch, SnapshotPart
@@ -24,7 +23,7 @@ from evenhand.policies.affinity import MatchingPolicy, fewest_in_flight
 from evenhand.policies.central import CentralPolicy, RoomSettings
 from evenhand.policies.known_cache import EventMap
 from evenhand.policies.plain import Worker
-from evenhand.policies.policy import Arrival, EngineOrder, Placed
+from evenhand.policies.policy import Arrival, EngineOrder, Placed, check_least
 
 OUTPUT_COST = 2.0
 MATCH_AGE_MAX_NS = 200_000_000
@@ -65,8 +64,7 @@ class DlpmSettings(RoomSettings):
     """First requests of each client that are compared."""
 
     def __post_init__(self) -> None:
-        if not self.quantum > 0:
-            raise InvalidInput(f"The parameter 'quantum' is {self.quantum}, but must be above 0.")
+        check_least(self, 1, "quantum", "considered_max")
 
 
 class _Match:
@@ -164,9 +162,7 @@ class DoubleDeficitSettings:
     output_cost: float = OUTPUT_COST
 
     def __post_init__(self) -> None:
-        for name, quantum in (("worker_quantum", self.worker_quantum), ("user_quantum", self.user_quantum)):
-            if not quantum > 0:
-                raise InvalidInput(f"The parameter {name!r} is {quantum}, but must be above 0.")
+        check_least(self, 1, "worker_quantum", "user_quantum")
 
 
 class DoubleDeficit(MatchingPolicy):

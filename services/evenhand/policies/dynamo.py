@@ -18,14 +18,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
 from evenhand.policies.affinity import MatchingPolicy
 from evenhand.policies.central import TenantQueues
 from evenhand.policies.known_cache import EventMap
 from evenhand.policies.plain import Worker
-from evenhand.policies.policy import Arrival, FleetWorker, Placed
+from evenhand.policies.policy import Arrival, FleetWorker, Placed, check_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,7 @@ class DynamoClassesSettings(DynamoCostSettings):
     """A worker is busy while its active prefill exceeds this many full steps of prompt tokens."""
 
     def __post_init__(self) -> None:
-        if self.quantum_tokens < 1:
-            raise InvalidInput(f"The parameter 'quantum_tokens' is {self.quantum_tokens}, but must be at least 1.")
+        check_least(self, 1, "quantum_tokens")
 
 
 class DeficitRing:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
 from evenhand.core.kv import KvBatch, SnapshotPart
@@ -95,6 +96,14 @@ class EngineOrder(Enum):
     """Most cached first: SGLang's default."""
     DEFICIT_LONGEST_PREFIX = "deficit_longest_prefix"
     """DLPM within the engine: most cached first among tenants with deficit left."""
+
+
+def check_least(settings: object, least: float, *names: str) -> None:
+    """``InvalidInput`` that names the first of these parameters that is below ``least`` or is no number."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value >= least:
+            raise InvalidInput(f"The parameter {name!r} is {value}, but must be at least {least}.")
 
 
 class Policy(Protocol):

@@ -13,9 +13,10 @@ from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
 from evenhand.policies.affinity import SENT_BLOCKS_MAX, MatchingPolicy
+from evenhand.policies.central import OUTPUT_EXPECTED_FIRST_TOKENS, OUTPUT_STEP
 from evenhand.policies.known_cache import SentMap
 from evenhand.policies.plain import PushPolicy, Worker
-from evenhand.policies.policy import Arrival, FleetWorker
+from evenhand.policies.policy import Arrival, FleetWorker, check_least
 
 NS_PER_S = 1_000_000_000
 
@@ -33,6 +34,9 @@ class VtcBasicSettings:
     bucket_min_tokens: float = 1_000.0
     tokens_max_default: float = 8_000.0
     """Taken for the largest user's tokens while nobody has any."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "load_max", "bucket_min_tokens")
 
 
 class VtcBasic(PushPolicy):
@@ -207,7 +211,7 @@ class ExploitExplore(MatchingPolicy):
         self._sent: deque[tuple[int, WorkerId, int, float]] = deque()
         """(when, worker, its epoch, load), oldest first, within the window."""
         self._epochs: dict[WorkerId, int] = {}
-        self._output_expected = 256.0
+        self._output_expected = OUTPUT_EXPECTED_FIRST_TOKENS
         self._now_ns = 0
 
     def worker_joined(self, worker: FleetWorker, now_ns: int) -> None:
@@ -240,7 +244,7 @@ class ExploitExplore(MatchingPolicy):
 
     def finished(self, arrival: Arrival, worker_id: WorkerId, usage: Usage, now_ns: int) -> None:
         super().finished(arrival, worker_id, usage, now_ns)
-        self._output_expected += (usage.output_tokens - self._output_expected) / 64
+        self._output_expected += (usage.output_tokens - self._output_expected) * OUTPUT_STEP
 
     def _load(self, worker: Worker) -> float:
         return self._loads[worker.worker_id]

@@ -6,7 +6,6 @@ parameter and an impossible value end in ``InvalidInput``: one sentence that nam
 """
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -43,6 +42,9 @@ from evenhand.policies.scoring import (
 from evenhand.policies.spreading import LeastLoad, NoSettings, RoundRobin
 from evenhand.policies.strict import StrictPriority
 from evenhand.policies.vtc import Vtc, VtcAffine, VtcSettings
+
+NUMBER_MAX = 10**12
+"""Largest number that a parameter takes as text: beyond it sums of costs and times lose their meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,12 @@ def _parsed(name: str, key: str, hint: Any, text: str) -> object:
             if text in [member.value for member in kind]:
                 return kind(text)
         elif kind in (int, float):
-            wanted.append("a whole number, 0 or more" if kind is int else "a number, 0 or more and finite")
+            wanted.append(f"a {'whole ' if kind is int else ''}number from 0 to {NUMBER_MAX:,}")
             try:
                 number: float = kind(text)
             except ValueError:
                 continue
-            if 0 <= number < math.inf:
+            if 0 <= number <= NUMBER_MAX:
                 return number
         elif kind is str:
             return text

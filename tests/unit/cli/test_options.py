@@ -154,7 +154,8 @@ def test_an_engine_without_events_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_command_is_tested() -> None:
-    # tests/unit/engine/test_engine_config.py: every field is an option of its name; tests/simulation/test_command.py
+    # tests/unit/engine/test_engine_config.py: every field is an option of its name;
+    # tests/simulation/test_command.py and tests/unit/trials/test_main.py: the simulations'.
     tested_elsewhere = {"engine", "simulate"}
     assert set(OPTIONS) | tested_elsewhere == {command.name for command in COMMANDS}
 

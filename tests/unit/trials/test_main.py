@@ -1,5 +1,7 @@
 """``evenhand simulate policies``: a table, the same in every process, and one sentence for what is wrong."""
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +52,26 @@ def test_a_written_trace_runs_as_its_seed_does(tmp_path: Path, capsys: pytest.Ca
         (["--policy", "evenhand", "--set", "window_delay_ms=-1"], "'window_delay_ms' .* is '-1'"),
         (["--set", "beta"], "--set beta is not of the form KEY=VALUE"),
         (["--seeds", "0"], "--seeds is 0"),
-        (["--workers", "x"], "'x' is not a whole number"),
+        (["--workers", "x"], "'x' is no whole number from 0"),
+        (["--policy", "vtc,vtc"], "'vtc' is named twice"),
+        (["--policy", "dlpm", "--set", "quantum=nan"], "'quantum' .* is 'nan'"),
+        (["--policy", "dlpm", "--set", "quantum=1e-320"], "'quantum' is 1e-320, but must be at least 1"),
+        (["--policy", "dlpm", "--set", "output_cost=1e308"], "'output_cost' .* is '1e308'"),
+        (["--policy", "session-hash", "--set", "points=0"], "'points' is 0"),
+        (["--policy", "session-hash", "--set", "points=20000"], "'points' is 20000"),
+        (["--policy", "vtc-basic", "--set", "load_max=0"], "'load_max' is 0.0"),
+        (["--policy", "preble-e2", "--set", "window_s=1e300"], "'window_s' .* is '1e300'"),
+        (["--shape", "speed=1"], "no parameter 'speed'"),
+        (["--shape", "slots=-1"], "'slots' .* is '-1', but must lie between"),
+        (["--shape", "duration_s=nan"], "'duration_s' .* is 'nan'"),
+        (["--shape", "duration_s=1e6"], "at most 2,000,000 arrivals"),
+        (["--shape", "others=1000000"], "at most 2,000,000 arrivals"),
+        (["--shape", "hot_prefixes=1000000"], "at most 20,000,000 different blocks"),
+        (["--shape", "block_size=0"], "block_size is 0"),
+        (["--workload", "dlpm-mix", "--shape", "open_prefixes=0"], "open_prefixes is 0"),
+        (["--workload", "servegen-agents", "--shape", "open_conversations=5000"], "open_conversations is 5000"),
+        (["--map-lag-ms", "nan"], "'nan' is not a number"),
+        (["--write", "/nowhere/at/all"], "/nowhere/at/all cannot be written"),
         (["--nonsense"], "nonsense"),
         (["--map-lost", "2", "--policy", "dlpm", *SHORT], "lost is 2.0"),
     ],
@@ -59,6 +80,61 @@ def test_what_is_wrong_is_one_sentence(arguments: list[str], words: str) -> None
     with pytest.raises(InvalidInput, match=words) as caught:
         main(arguments)
     assert "\n" not in str(caught.value)
+
+
+ARRIVAL = {"arrival_id": 0, "at_ns": 0, "tenant": "hot", "block_names": [1], "prompt_tokens": 100,
+           "output_tokens_max": 5, "output_tokens": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "Line 2 of the trace .* is no JSON"),
+        ("[]", "Line 2 of the trace .* is no JSON object"),
+        (json.dumps({"at_ns": 0}), "Line 2 of the trace .* lacks 'arrival_id'"),
+        (json.dumps(ARRIVAL | {"speed": 1}), "'speed' is no field"),
+        (json.dumps(ARRIVAL | {"block_names": [-1]}), "'block_names' has an impossible value"),
+        (json.dumps(ARRIVAL | {"at_ns": -1}), "Arrival 0 .* has an impossible time"),
+        (json.dumps(ARRIVAL | {"at_ns": 1 << 80}), "Arrival 0 .* has an impossible time"),
+        (json.dumps(ARRIVAL | {"cancel_after_ns": -1}), "Arrival 0 .* has an impossible time"),
+        (json.dumps(ARRIVAL | {"weight": math.nan}), "Arrival 0 .* has weight nan"),
+        (json.dumps(ARRIVAL | {"weight": 0}), "Arrival 0 .* has weight 0"),
+        (json.dumps(ARRIVAL | {"output_tokens": 6}), "Arrival 0 .* has impossible token counts"),
+        (json.dumps(ARRIVAL | {"output_tokens_expected": -1}), "expects -1 output tokens"),
+        (json.dumps(ARRIVAL | {"block_names": [1, 2]}), "names more blocks than its prompt fills"),
+        (json.dumps(ARRIVAL | {"prompt_tokens": 20_000}), "20005 tokens, more than the engines'"),
+        (json.dumps(ARRIVAL | {"tenant": "nobody"}), "no tenant 'nobody'"),
+    ],
+)
+def test_a_broken_line_of_a_trace_is_named(line: str, words: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    main([*SHORT, "--write", str(trace)])
+    trace.write_text(trace.read_text().splitlines()[0] + "\n" + line + "\n")
+    with pytest.raises(InvalidInput, match=words) as caught:
+        main(["--policy", "vtc", "--workload", str(trace), "--workers", "1", "--seeds", "1"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"form": "v9"}, "does not say that its form"),
+        ({"limits": {"block_size": 0}}, "block_size is 0"),
+        ({"limits": []}, "are not what they should be"),
+        ({"step_time": {"base_ns": -4}}, "base_ns is -4"),
+        ({"step_time": {"base_ns": 0, "prefill_token_ns": 0}}, "must take some time"),
+        ({"tenants": [{"name": "a", "weight": 0}]}, "Tenant a has weight 0"),
+        ({}, "has no arrival in it"),
+    ],
+)
+def test_a_broken_first_line_of_a_trace_is_named(changes: dict[str, object], words: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    main([*SHORT, "--write", str(trace)])
+    head = json.loads(trace.read_text().splitlines()[0])
+    trace.write_text(json.dumps(head | changes) + "\n")
+    with pytest.raises(InvalidInput, match=words) as caught:
+        main(["--policy", "vtc", "--workload", str(trace)])
+    assert str(trace) in str(caught.value)
 
 
 def test_two_processes_agree() -> None:

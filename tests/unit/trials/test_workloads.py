@@ -98,7 +98,7 @@ def test_an_arrival_that_no_engine_could_run_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "words"),
     [
-        ("cold-tenant", {}, "no workload 'cold-tenant'; there are dlpm-mix"),
+        ("cold-tenant", {}, "no workload 'cold-tenant', and no file of that name; there are dlpm-mix"),
         ("hot-tenant", {"colour": "1"}, "'hot-tenant' has no parameter 'colour'"),
         ("hot-tenant", {"slots": "many"}, "'slots' of the workload 'hot-tenant' is 'many', but must be a whole"),
         ("hot-tenant", {"slots": "0"}, "impossible: sequences_max is 0"),

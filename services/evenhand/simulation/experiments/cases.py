@@ -14,7 +14,7 @@ from typing import Any
 from evenhand.core.errors import InvalidInput
 from evenhand.policies.table import make_policy
 from evenhand.simulation.experiments.experiment import Cell, Measured
-from evenhand.simulation.trials.measures import measure, percentile
+from evenhand.simulation.trials.measures import COST, measure, percentile
 from evenhand.simulation.trials.record import Outcome, TrialResult
 from evenhand.simulation.trials.settings import (
     FOREVER_NS,
@@ -144,7 +144,7 @@ def cost_until(result: TrialResult, tenant: str, until_ns: int) -> float:
     if at < 0:
         return 0.0
     prompt, cached, output = series.prompt[at], series.cached[at], series.output[at]
-    return (prompt - cached) + 0.1 * cached + 2.0 * output
+    return COST.uncached * (prompt - cached) + COST.cached * cached + COST.output * output
 
 
 def wait_s(outcomes: Iterable[Outcome], share: float) -> float:

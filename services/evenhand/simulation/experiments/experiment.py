@@ -110,7 +110,7 @@ class Results:
         return self.ratio_of((label, name), (other, name))
 
     def ratio_of(self, one: tuple[str, str], other: tuple[str, str]) -> Spread:
-        """A number ÷ another, each of a cell, seed by seed; a zero below counts as the least float above it."""
+        """A number ÷ another, each of a cell, seed by seed; ÷ 0 is endless, and 0 ÷ 0 is 1."""
         pairs = zip(self.each(*one), self.each(*other), strict=True)
         return spread([above / below if below else (1.0 if not above else float("inf")) for above, below in pairs])
 
@@ -134,6 +134,8 @@ class Experiment:
     measure: Callable[[Any, int], Measured]
     """A module's function of a cell's case and a seed, for it is called in other processes."""
     page: Callable[[Results], Page]
+    title: str = ""
+    """Of its page; empty: its name with a capital."""
     seeds: int = 5
     """How many, where nothing else is asked for."""
     timed: bool = False

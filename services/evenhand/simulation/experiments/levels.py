@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from evenhand.core.facts import CostWeights, RateLimits, TenantSpec
 from evenhand.core.ids import TenantId
 from evenhand.core.steps import BandsChanged
-from evenhand.policies.evenhand import Evenhand
+from evenhand.policies.evenhand import QUEUE_LENGTH_MAX, Evenhand
 from evenhand.policies.policy import Policy
 from evenhand.simulation.experiments.cases import NS_PER_S, Settings, TrialCase, figures, run_case
 from evenhand.simulation.experiments.experiment import Cell, Claim, Experiment, Measured, Page, Results, Table
@@ -28,7 +28,6 @@ UNTIL_S = 80.0
 OFF_MAX = 0.04
 """How far a share may be from what is due."""
 COST = CostWeights()
-QUEUE_MAX = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class LevelCase:
 
 
 def _spec(name: str, **more: object) -> TenantSpec:
-    return TenantSpec(TenantId(name), queue_length_max=QUEUE_MAX, **more)  # type: ignore[arg-type]
+    return TenantSpec(TenantId(name), queue_length_max=QUEUE_LENGTH_MAX, **more)  # type: ignore[arg-type]
 
 
 def _streams(*names: str, per_second: float = 20.0) -> tuple[Stream, ...]:

@@ -13,18 +13,18 @@ from pathlib import Path
 from evenhand.core.errors import EvenhandError, InvalidInput
 from evenhand.simulation.experiments.experiment import Experiment
 from evenhand.simulation.experiments.page import Provenance, plain, write_page
-from evenhand.simulation.experiments.runs import code_of_all, run_grid
+from evenhand.simulation.experiments.runs import JOBS_MAX, code_of_all, run_grid
 from evenhand.simulation.experiments.table import EXPERIMENTS
+from evenhand.simulation.options import SEEDS_MAX, SentenceParser, check_folder, check_within, whole
 
 ALL = "all"
-SEEDS_MAX = 1_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 if everything that must be shown is shown, 1 if something is missed, 2 if something failed."""
-    arguments = _parser().parse_args(argv)
     code = 0
     try:
+        arguments = _parser().parse_args(argv)
         _check(arguments)
     except EvenhandError as error:
         return _told(error)
@@ -46,16 +46,16 @@ def _told(error: EvenhandError) -> int:
 def _parser() -> argparse.ArgumentParser:
     width = max(len(name) for name in EXPERIMENTS)
     listed = [f"  {name:<{width}}  {experiment.question}" for name, experiment in EXPERIMENTS.items()]
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="evenhand simulate experiment",
         description="Run an experiment over several seeds; print its answer and write its page.",
         epilog="\n".join(["experiments:", *listed, f"  {ALL:<{width}}  every one of them, in this order"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="one of the experiments below, or all")
-    parser.add_argument("--first-seed", type=int, default=1, help="the first of consecutive seeds (default 1)")
-    parser.add_argument("--seeds", type=int, default=0, help="how many (default 5, or as the experiment says)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default 1)")
+    parser.add_argument("--first-seed", type=whole, default=1, help="the first of consecutive seeds (default 1)")
+    parser.add_argument("--seeds", type=whole, help="how many (default 5, or as the experiment says)")
+    parser.add_argument("--jobs", type=whole, default=1, help="processes at once (default 1)")
     parser.add_argument("--out", type=Path, help="folder of the pages (default docs/results; checks only print)")
     parser.add_argument("--scratch", type=Path, help="folder that keeps what was measured")
     parser.add_argument("--quiet", action="store_true", help="no line for each cell")
@@ -67,10 +67,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInput(
             f"There is no experiment {arguments.name!r}; there are {', '.join(EXPERIMENTS)} and {ALL}."
         )
-    if not 0 <= arguments.seeds <= SEEDS_MAX:
-        raise InvalidInput(f"There can be 1 to {SEEDS_MAX} seeds, not {arguments.seeds}.")
-    if arguments.first_seed < 0:
-        raise InvalidInput(f"The first seed is {arguments.first_seed}, but cannot be negative.")
+    if arguments.seeds is not None:
+        check_within("--seeds", arguments.seeds, 1, SEEDS_MAX)
+    check_within("--jobs", arguments.jobs, 1, JOBS_MAX)
+    for option, folder in (("--out", arguments.out), ("--scratch", arguments.scratch)):
+        if folder is not None:
+            check_folder(option, folder)
 
 
 def _one(experiment: Experiment, arguments: argparse.Namespace) -> int:

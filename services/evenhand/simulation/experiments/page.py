@@ -80,7 +80,7 @@ def plain(experiment: Experiment, page: Page) -> str:
 
 def markdown(experiment: Experiment, page: Page, provenance: Provenance) -> str:
     """The whole page."""
-    parts = [f"# {experiment.name.capitalize()}", experiment.question]
+    parts = [f"# {experiment.title or experiment.name.capitalize()}", experiment.question]
     if page.claims:
         parts.append(markdown_table(claims_table(page)))
     parts += [f"![{figure.title}]({_file(experiment, ending)})" for ending, figure in page.figures]

@@ -86,10 +86,10 @@ def run_grid(
             else:
                 left.append(Run(key, cell, seed))
     done = len(grid) * len(seeds) - len(left)
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     for run, measured in _measured(experiment, left, jobs):
         if isinstance(measured, Exception):
-            failed.append(f"{run.cell.label} with seed {run.seed}: {measured}")
+            failed[run.key] = f"{run.cell.label} with seed {run.seed}: {measured}"
             continue
         values[run.cell.label][run.seed] = measured
         if kept_at is not None:
@@ -98,7 +98,9 @@ def run_grid(
         if progress is not None:
             progress(done, len(grid) * len(seeds), f"{run.cell.label} seed {run.seed}")
     if failed:
-        raise CellsFailed(f"{len(failed)} cells of {experiment.name} failed; the first was {failed[0]}")
+        # The first of the grid, in whatever order they ended.
+        first = next(failed[run.key] for run in left if run.key in failed)
+        raise CellsFailed(f"{len(failed)} cells of {experiment.name} failed; the first was {first}")
     return Results(values)
 
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import Final, TextIO
 
 from evenhand.core.errors import InvalidInput
+from evenhand.simulation.options import SentenceParser, whole
 from evenhand.simulation.system.faults import ALL, Fault, parse_faults
 from evenhand.simulation.system.system import Options, Result, simulate
 from evenhand.simulation.system.workload import WORKLOADS
 
 REQUESTS: Final = 150
-SEED_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,16 @@ class Arguments:
     last: int
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message[:1].upper()}{message[1:]}.")
-
-
 def parse(argv: Sequence[str]) -> Arguments:
     """Arguments of the command line; raises ``InvalidInput`` in one sentence that names what is wrong."""
-    parser = _Parser(
+    parser = SentenceParser(
         prog="evenhand simulate system",
         description="Run the whole system on a virtual clock, under faults, and check what must hold.",
         epilog=f"Faults: {', '.join(fault.value for fault in ALL)}.",
     )
     parser.add_argument("--seed", type=_seed, help="run this one seed (default: 1)")
     parser.add_argument("--seeds", type=_seeds, metavar="N..M", help="run seeds N to M, both included")
-    parser.add_argument(
-        "--requests", type=_whole, default=REQUESTS, help=f"requests of a run (default {REQUESTS})"
-    )
+    parser.add_argument("--requests", type=whole, default=REQUESTS, help=f"requests of a run (default {REQUESTS})")
     parser.add_argument("--faults", default="all", metavar="NAMES", help="all (default), none, or NAME,NAME,…")
     parser.add_argument(
         "--workload", default="mixed", help=f"{', '.join(WORKLOADS)}, or a file of requests in JSON lines"
@@ -59,7 +52,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write every event of a single seed to this file"
     )
-    parser.add_argument("--last", type=_whole, default=40, help="events shown before a violation (default 40)")
+    parser.add_argument("--last", type=whole, default=40, help="events shown before a violation (default 40)")
     arguments = parser.parse_args(argv)
     if arguments.seed is not None and arguments.seeds is not None:
         raise InvalidInput("Either --seed or --seeds may be given, not both.")
@@ -80,17 +73,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
 
 
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
-
-
 def _seed(text: str) -> int:
-    seed = _whole(text)
-    if seed > SEED_MAX:
-        raise argparse.ArgumentTypeError(f"the seed {text} is above {SEED_MAX}")
-    return seed
+    return whole(text)
 
 
 def _seeds(text: str) -> range:

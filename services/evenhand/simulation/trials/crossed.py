@@ -31,6 +31,8 @@ NS_PER_MS = 1_000_000
 TRACE_S = 600.0
 """Length of the arrivals' trace."""
 
+OPEN_MAX = 1_000
+"""Conversations that a tenant may have open at a time."""
 CHARACTERS_PER_TOKEN = 4
 COST = CostWeights()
 
@@ -50,6 +52,10 @@ class Crossed:
     """Of the engines, and of the requests that are taken over."""
     output_tokens_max: int = 2_048
     """Of the requests that are taken over."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.open_conversations <= OPEN_MAX:
+            raise InvalidInput(f"open_conversations is {self.open_conversations}, but must be 1 to {OPEN_MAX}.")
 
 
 MOONCAKE: Mapping[str, object] = {}
@@ -161,7 +167,7 @@ def _crossed(name: str, conversations: list[list[Row]], plan: Crossed, trace_blo
     demand: dict[int, float] = {}
     for at_ns, client in times:
         mine = open_ones.setdefault(client, [])
-        while len(mine) < max(1, plan.open_conversations):
+        while len(mine) < plan.open_conversations:
             mine.append(pool.take())
         at = chance.randrange(len(mine))
         conversation = mine[at]

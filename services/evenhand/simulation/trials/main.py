@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from evenhand.core.errors import InvalidInput
 from evenhand.policies.table import POLICIES, make_policy, policy_entry
+from evenhand.simulation.options import SEEDS_MAX, SentenceParser, check_within, whole
 from evenhand.simulation.trials.measures import Measures, measure
 from evenhand.simulation.trials.settings import MapFaults, TrialSettings
 from evenhand.simulation.trials.trace_file import read_workload, write_workload
@@ -23,7 +24,6 @@ from evenhand.simulation.trials.trial import run_trial
 from evenhand.simulation.trials.workload import Workload
 from evenhand.simulation.trials.workloads import WORKLOADS, make_workload
 
-SEEDS_MAX: Final = 1_000
 WORKERS_MAX: Final = 10_000
 NS_PER_MS = 1_000_000
 
@@ -52,13 +52,8 @@ LEGEND: Final = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InvalidInput(f"{message[:1].upper()}{message[1:]}.")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = SentenceParser(
         prog="evenhand simulate policies",
         description="Run scheduling policies side by side on one workload, on simulated engines.",
         epilog=f"Policies: {', '.join(POLICIES)}. Workloads: {', '.join(WORKLOADS)}.",
@@ -70,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a workload's name, or a trace of one in JSON lines",
     )
-    parser.add_argument("--workers", type=_whole, default=4, help="simulated engines (default 4)")
-    parser.add_argument("--seeds", type=_whole, default=5, help="how many seeds, from --first-seed on (default 5)")
-    parser.add_argument("--first-seed", type=_whole, default=1, help="the first of them (default 1)")
+    parser.add_argument("--workers", type=whole, default=4, help="simulated engines (default 4)")
+    parser.add_argument("--seeds", type=whole, default=5, help="how many seeds, from --first-seed on (default 5)")
+    parser.add_argument("--first-seed", type=whole, default=1, help="the first of them (default 1)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of every policy that has it"
     )
@@ -94,14 +89,17 @@ def main(argv: Sequence[str]) -> int:
     """Print the table; raises ``InvalidInput`` in one sentence that names what is wrong."""
     arguments = _parser().parse_args(list(argv))
     names = list(POLICIES) if arguments.policy == "all" else arguments.policy.split(",")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"The policy {twice!r} is named twice.")
     settings = _pairs("--set", arguments.set)
     shape = _pairs("--shape", arguments.shape)
     chosen = [(name, _own(name, settings)) for name in names]
     for key in settings:
         if not any(key in own for _, own in chosen):
             raise InvalidInput(f"None of the policies {', '.join(names)} has a parameter {key!r}.")
-    _within("--seeds", arguments.seeds, 1, SEEDS_MAX)
-    _within("--workers", arguments.workers, 1, WORKERS_MAX)
+    check_within("--seeds", arguments.seeds, 1, SEEDS_MAX)
+    check_within("--workers", arguments.workers, 1, WORKERS_MAX)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     if arguments.write is not None:
         write_workload(_workload(arguments.workload, seeds[0], shape), arguments.write)
@@ -157,17 +155,6 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"{option} {text} is not of the form KEY=VALUE.")
         pairs[key] = value
     return pairs
-
-
-def _within(option: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InvalidInput(f"{option} is {value}, but must lie between {least} and {most}.")
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
 
 
 def _number(text: str) -> float:

@@ -39,7 +39,6 @@ class Ttft:
     requests: int
     p50_s: float
     p99_s: float
-    mean_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def _ttft(outcomes: Iterable[Outcome]) -> Ttft:
     waits = sorted(outcome.ttft_ns / NS_PER_S for outcome in outcomes if outcome.ttft_ns is not None)
-    mean = sum(waits) / len(waits) if waits else math.nan
-    return Ttft(len(waits), percentile(waits, 0.5), percentile(waits, 0.99), mean)
+    return Ttft(len(waits), percentile(waits, 0.5), percentile(waits, 0.99))
 
 
 def _service(series: TenantSeries, cost: CostWeights) -> list[float]:

@@ -68,10 +68,20 @@ def read_workload(path: Path) -> Workload:
         name = str(head["name"])
         limits, step_time = EngineLimits(**head["limits"]), StepTime(**head["step_time"])
         tenants = tuple(TenantPlan(**tenant) for tenant in head["tenants"])
-    except (KeyError, TypeError) as error:
-        raise InvalidInput(f"Line 1 of the trace {path} is broken: {error}.") from error
+    except (KeyError, TypeError, AttributeError, InvalidInput) as error:
+        raise InvalidInput(f"Line 1 of the trace {path} is broken: {_reason(error)}.") from error
+    if len(lines) < 2:
+        raise InvalidInput(f"The trace {path} has no arrival in it.")
     arrivals = [_arrival(path, number, line) for number, line in enumerate(lines[1:], 2)]
     return Workload(name, tenants, tuple(arrivals), limits, step_time)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, InvalidInput):
+        return str(error).rstrip(".")
+    return "limits, step_time and tenants are not what they should be"
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -3,12 +3,17 @@
 Open loop: an arrival does not wait for an earlier answer, so a slow policy cannot make its own load lighter.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from evenhand.core.errors import InvalidInput
 from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.policies.policy import Arrival
+from evenhand.simulation.trials.settings import FOREVER_NS
+
+ARRIVALS_MAX = 2_000_000
+"""Requests of one workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,10 @@ class TenantPlan:
     weight: float = 1.0
     well_behaved: bool = True
     """It asks for no more than its share."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.weight < math.inf:
+            raise InvalidInput(f"Tenant {self.name} has weight {self.weight}; it must be above 0 and finite.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,9 @@ class Workload:
     step_time: StepTime = field(default_factory=StepTime)
 
     def __post_init__(self) -> None:
+        check_arrivals(len(self.arrivals))
         known = {tenant.name for tenant in self.tenants}
-        last = (-1, -1)
+        last = (-math.inf, 0)
         for arrival in self.arrivals:
             if arrival.tenant not in known:
                 raise InvalidInput(
@@ -42,14 +52,31 @@ class Workload:
             if (arrival.at_ns, arrival.arrival_id) <= last:
                 raise InvalidInput(f"Arrival {arrival.arrival_id} of {self.name} is out of order.")
             last = (arrival.at_ns, arrival.arrival_id)
-            total = arrival.prompt_tokens + arrival.output_tokens_max
-            if not 1 <= arrival.output_tokens <= arrival.output_tokens_max or arrival.prompt_tokens < 1:
-                raise InvalidInput(f"Arrival {arrival.arrival_id} of {self.name} has impossible token counts.")
-            if total > self.limits.model_tokens_max:
-                raise InvalidInput(
-                    f"Arrival {arrival.arrival_id} of {self.name} may have {total} tokens, more than the engines' "
-                    f"{self.limits.model_tokens_max}."
-                )
+            self._check(arrival)
+
+    def _check(self, arrival: Arrival) -> None:
+        which = f"Arrival {arrival.arrival_id} of {self.name}"
+        if not 0 <= arrival.at_ns < FOREVER_NS or not 0 <= (arrival.cancel_after_ns or 0) < FOREVER_NS:
+            raise InvalidInput(f"{which} has an impossible time.")
+        if not 0.0 < arrival.weight < math.inf:
+            raise InvalidInput(f"{which} has weight {arrival.weight}; it must be above 0 and finite.")
+        if not 1 <= arrival.output_tokens <= arrival.output_tokens_max or arrival.prompt_tokens < 1:
+            raise InvalidInput(f"{which} has impossible token counts.")
+        if (arrival.output_tokens_expected or 0) < 0:
+            raise InvalidInput(f"{which} expects {arrival.output_tokens_expected} output tokens.")
+        if len(arrival.block_names) * self.limits.block_size > arrival.prompt_tokens:
+            raise InvalidInput(f"{which} names more blocks than its prompt fills.")
+        total = arrival.prompt_tokens + arrival.output_tokens_max
+        if total > self.limits.model_tokens_max:
+            raise InvalidInput(
+                f"{which} may have {total} tokens, more than the engines' {self.limits.model_tokens_max}."
+            )
+
+
+def check_arrivals(count: float) -> None:
+    """``InvalidInput`` if a workload of so many arrivals, there or expected, is too large to hold."""
+    if count > ARRIVALS_MAX:
+        raise InvalidInput(f"A workload has at most {ARRIVALS_MAX:,} arrivals, not about {count:,.0f}.")
 
 
 def in_order(arrivals: list[Arrival]) -> tuple[Arrival, ...]:

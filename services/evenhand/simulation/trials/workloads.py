@@ -23,7 +23,7 @@ from evenhand.core.errors import InvalidInput
 from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.policies.policy import Arrival
 from evenhand.simulation.trials.crossed import AGENTS, MOONCAKE, Crossed, agent_sessions, mooncake
-from evenhand.simulation.trials.workload import TenantPlan, Workload, in_order
+from evenhand.simulation.trials.workload import TenantPlan, Workload, check_arrivals, in_order
 
 __all__ = [
     "KINDS",
@@ -43,10 +43,14 @@ __all__ = [
 ]
 
 NS_PER_S = 1_000_000_000
+NAMES_MAX = 20_000_000
+"""Block names of one workload."""
+NUMBER_MAX = 1_000_000
+"""Largest number that a parameter takes: tokens, seconds, tenants."""
 
 
 class Names:
-    """Fresh block names."""
+    """Fresh block names; ``InvalidInput`` when ``NAMES_MAX`` are taken."""
 
     __slots__ = ("_next",)
 
@@ -57,17 +61,28 @@ class Names:
         """``count`` names that nobody has."""
         first = self._next
         self._next += count
+        if self._next > NAMES_MAX:
+            raise InvalidInput(f"A workload's prompts have at most {NAMES_MAX:,} different blocks.")
         return tuple(range(first, first + count))
 
 
 def poisson_ns(chance: random.Random, per_second: float, duration_s: float) -> Iterator[int]:
-    """Times of Poisson arrivals."""
+    """Times of Poisson arrivals; ``InvalidInput`` if they are far too many."""
+    check_arrivals(per_second * duration_s)
     at_s = 0.0
     while per_second > 0:
         at_s += chance.expovariate(per_second)
         if at_s >= duration_s:
             return
         yield int(at_s * NS_PER_S)
+
+
+def check_counts(plan: object, *names: str) -> None:
+    """``InvalidInput`` that names the first of these parameters that is below 1."""
+    for name in names:
+        value = getattr(plan, name)
+        if value < 1:
+            raise InvalidInput(f"{name} is {value}, but must be at least 1.")
 
 
 def around(chance: random.Random, mean: float) -> int:
@@ -94,6 +109,9 @@ class HotTenant:
     block_size: int = 64
     kv_blocks: int = 1_024
     slots: int = 16
+
+    def __post_init__(self) -> None:
+        check_counts(self, "block_size", "hot_prefixes", "other_prefixes")
 
 
 def hot_tenant(plan: HotTenant, seed: int) -> Workload:
@@ -124,6 +142,7 @@ def hot_tenant(plan: HotTenant, seed: int) -> Workload:
                 )
             )
 
+    check_arrivals((plan.hot_per_second + plan.others * plan.other_per_second) * plan.duration_s)
     ask("hot", plan.hot_per_second, plan.hot_prefixes, plan.prefix_tokens, plan.hot_suffix_tokens, False)
     for other in range(plan.others):
         rate, prefix, suffix = plan.other_per_second, plan.other_prefix_tokens, plan.other_suffix_tokens
@@ -173,6 +192,9 @@ class DlpmMix:
     kv_blocks: int = 2_048
     slots: int = 32
 
+    def __post_init__(self) -> None:
+        check_counts(self, "block_size", "open_prefixes")
+
 
 def dlpm_mix(plan: DlpmMix, seed: int) -> Workload:
     """See ``DlpmMix``."""
@@ -180,6 +202,8 @@ def dlpm_mix(plan: DlpmMix, seed: int) -> Workload:
     names = Names()
     arrivals: list[Arrival] = []
     tenants = []
+    per_second = sum(kind.per_second for kind in KINDS) * plan.tenants_per_kind * plan.rate_factor
+    check_arrivals(per_second * plan.duration_s)
     for kind in KINDS:
         for number in range(plan.tenants_per_kind):
             hot = kind is KINDS[0] and number == 0
@@ -258,7 +282,8 @@ def make_workload(name: str, seed: int, parameters: Mapping[str, object] | None 
     """
     entry = WORKLOADS.get(name)
     if entry is None:
-        raise InvalidInput(f"There is no workload {name!r}; there are {', '.join(sorted(WORKLOADS))}.")
+        known = ", ".join(sorted(WORKLOADS))
+        raise InvalidInput(f"There is no workload {name!r}, and no file of that name; there are {known}.")
     fields = {field.name: field.type for field in dataclasses.fields(entry.settings)}
     values: dict[str, object] = dict(entry.given)
     for key, value in (parameters or {}).items():
@@ -273,8 +298,11 @@ def make_workload(name: str, seed: int, parameters: Mapping[str, object] | None 
             raise InvalidInput(
                 f"The parameter {key!r} of the workload {name!r} is {value!r}, but must be {kind}."
             ) from error
-        if not 0 <= values[key] < 1e12:  # type: ignore[operator]
-            raise InvalidInput(f"The parameter {key!r} of the workload {name!r} is {value!r}, but cannot be that.")
+        if not 0 <= values[key] <= NUMBER_MAX:  # type: ignore[operator]
+            raise InvalidInput(
+                f"The parameter {key!r} of the workload {name!r} is {value!r}, "
+                f"but must lie between 0 and {NUMBER_MAX:,}."
+            )
     workload = _made(entry, values, seed)
     if not workload.arrivals:
         raise InvalidInput(f"The workload {name!r} with these parameters has no arrival at all.")
@@ -286,5 +314,3 @@ def _made(entry: WorkloadEntry, values: dict[str, object], seed: int) -> Workloa
         return entry.make(entry.settings(**values), seed)
     except InvalidInput as error:
         raise InvalidInput(f"The workload {entry.name!r} is impossible: {error}") from error
-    except (ValueError, ZeroDivisionError, IndexError) as error:
-        raise InvalidInput(f"The workload {entry.name!r} is impossible with these parameters: {error}.") from error

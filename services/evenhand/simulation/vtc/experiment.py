@@ -209,6 +209,7 @@ VTC = Experiment(
     cells,
     measure,
     page,
+    title="VTC's published measurements",
     seeds=7,
     also=("evenhand.policies.table",),
 )

@@ -5,29 +5,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenhand.core.errors import EvenhandError, InvalidInput
+from evenhand.core.errors import EvenhandError
 from evenhand.simulation.experiments.page import Provenance, plain, write_page
-from evenhand.simulation.experiments.runs import code_of_all, run_grid
+from evenhand.simulation.experiments.runs import JOBS_MAX, code_of_all, run_grid
+from evenhand.simulation.options import SEEDS_MAX, SentenceParser, check_folder, check_within, whole
 from evenhand.simulation.vtc.experiment import VTC
-
-SEEDS_MAX = 1_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 if order and factors are as published, 1 if not, 2 for a wrong command."""
-    arguments = _parser().parse_args(argv)
     try:
-        return _run(arguments)
+        return _run(_parser().parse_args(argv))
     except EvenhandError as error:
         print(f"evenhand simulate vtc: {error}", file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="evenhand simulate vtc", description=VTC.question)
-    parser.add_argument("--first-seed", type=int, default=1, help="the first of consecutive seeds (default 1)")
-    parser.add_argument("--seeds", type=int, default=VTC.seeds, help=f"how many (default {VTC.seeds})")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (default 1)")
+    parser = SentenceParser(prog="evenhand simulate vtc", description=VTC.question)
+    parser.add_argument("--first-seed", type=whole, default=1, help="the first of consecutive seeds (default 1)")
+    parser.add_argument("--seeds", type=whole, default=VTC.seeds, help=f"how many (default {VTC.seeds})")
+    parser.add_argument("--jobs", type=whole, default=1, help="processes at once (default 1)")
     parser.add_argument(
         "--out", type=Path, default=Path("docs/results"), help="folder of the page and its figures"
     )
@@ -36,10 +34,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if not 1 <= arguments.seeds <= SEEDS_MAX:
-        raise InvalidInput(f"There can be 1 to {SEEDS_MAX} seeds, not {arguments.seeds}.")
-    if arguments.first_seed < 0:
-        raise InvalidInput(f"The first seed is {arguments.first_seed}, but cannot be negative.")
+    check_within("--seeds", arguments.seeds, 1, SEEDS_MAX)
+    check_within("--jobs", arguments.jobs, 1, JOBS_MAX)
+    check_folder("--out", arguments.out)
     seeds = tuple(range(arguments.first_seed, arguments.first_seed + arguments.seeds))
 
     def progress(done: int, of: int, what: str) -> None:
