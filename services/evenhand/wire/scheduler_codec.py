@@ -173,7 +173,8 @@ def decision_sentence(decision: Decision, ticket: Ticket) -> str:
         case ChoiceReason.FAIRNESS:
             return f"It was this tenant's turn: {worker}, holding {cached} of {prompt} tokens, was given {waited}."
         case ChoiceReason.GUARANTEE:
-            return f"The tenant's guaranteed share gave it {worker}, holding {cached} of {prompt} tokens, {waited}."
+            held = f"holding {cached} of {prompt} tokens"
+            return f"The tenant's guaranteed share gave it {worker}, {held}, {waited}."
         case ChoiceReason.OVERTAKE_CAP:
             return f"The request had been overtaken as often as allowed and was given {worker} {waited}."
         case ChoiceReason.ONLY_CANDIDATE:
