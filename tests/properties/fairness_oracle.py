@@ -56,7 +56,17 @@ from evenhand.core.tenant import Tenant, User
 class Waiting:
     """An admitted request, from its admission to its one outcome."""
 
-    __slots__ = ("age", "estimate", "excluded", "passed", "request", "tokens_total", "was_kept_for")
+    __slots__ = (
+        "age",
+        "estimate",
+        "excluded",
+        "passed",
+        "request",
+        "tokens_total",
+        "waits_ns_max",
+        "waits_since_ns",
+        "was_kept_for",
+    )
 
     def __init__(self, request: Request, age: int, estimate: int) -> None:
         self.request = request
@@ -66,6 +76,10 @@ class Waiting:
         """Times it was overtaken by its own tenant's."""
         self.excluded: tuple[WorkerId, ...] = request.excluded_workers
         self.tokens_total = request.prompt_tokens + request.output_tokens_max
+        self.waits_since_ns: int | None = None
+        """Since when it was seen to wait for a warmer worker beside an idle one; None: it was not."""
+        self.waits_ns_max = 0
+        """The longest that it was seen to be allowed to."""
         self.was_kept_for = False
         """A worker was kept for it."""
 
@@ -444,6 +458,7 @@ class Oracle:
     def _order(self, line: Line, waiting: Waiting, ticket: Ticket) -> None:
         """Among the first H, and not past one that was overtaken often enough."""
         heads = line.queue[: self.config.requests_considered_max]
+        waiting.waits_since_ns, waiting.waits_ns_max = None, 0
         demand(waiting in heads, "H", "{} is not among the first H", ticket.request_id)
         if heads[0].passed >= self.config.overtakes_max:
             demand(waiting is heads[0], "overtaken", "a head that was overtaken often enough was overtaken again")
@@ -457,8 +472,9 @@ class Oracle:
         demand(len(place.legs) < spec.slots, "room", "{} has no slot left", spec.worker_id)
         demand(place.kv_blocks + kv_blocks <= spec.kv_blocks, "room", "{} has no KV left", spec.worker_id)
         if self.in_headroom(place, kv_blocks):
+            is_due = bool(book.spec.guaranteed_share) and at_most(book.tag_ns, self.now_ns)
             demand(
-                self.below_share(book, 1.0 + SLACK),
+                is_due or self.below_share(book, 1.0 + SLACK),
                 "headroom",
                 f"{book.spec.tenant_id} took headroom of {spec.worker_id} above its share",
             )

@@ -309,7 +309,7 @@ FAULTS: tuple[Fault, ...] = (
         guarantee_without_end,
         "a guarantee beyond its rate",
         Unkindness(guarantees=True, weight_changes=True),
-        ("guarantee",),
+        ("guarantee", "headroom"),
     ),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -1,7 +1,9 @@
-"""P6 by brute force: a worker with room is idle only if nobody of C_w fits, or it is kept for the most-behind.
+"""P6 by brute force: a worker with room is idle only if nobody of C_w fits, or what does waits, bounded, for a
+warmer worker, or it is kept for the most-behind.
 
-Nothing is remembered from step to step: who is looked at, in which order, and what fits is worked out anew from
-the oracle's book. Of the scheduler it takes the kept worker and the prefill that it believes pending.
+Who is looked at, in which order, and what fits is worked out anew from the oracle's book at each step; remembered
+is only since when a request waits for a warmer worker. Of the scheduler it takes the kept worker, the prefill that
+it believes pending, and the rates that it believes.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +36,7 @@ class Idleness:
             demand(kept_for is first, "P6", "kept for {}, the most-behind is {}", kept_for.name, first.name)
         for place in open_places:
             is_kept = kept is not None and kept.worker.spec.worker_id == place.spec.worker_id
-            self._check_place(place, kept_for if is_kept else None)
+            self._check_place(place, kept_for if is_kept else None, now_ns)
             if not is_kept:
                 self._check_guarantees(place, now_ns)
 
@@ -55,7 +57,7 @@ class Idleness:
         book = oracle.books[TenantId(tenant.key)]
         return book.lines[min(behind(book.users.nodes))[2].key]
 
-    def _check_place(self, place: "Place", kept_for: "Line | None") -> None:
+    def _check_place(self, place: "Place", kept_for: "Line | None", now_ns: int) -> None:
         config = self.oracle.config
         for line in self._candidates(place):
             if kept_for is not None and kept_for is not line:
@@ -64,7 +66,7 @@ class Idleness:
             if heads[0].passed >= config.overtakes_max:
                 heads = heads[:1]
             for waiting in heads:
-                if self._fits(line.book, waiting, place):
+                if self._fits(line.book, waiting, place) and not self._waits(line.book, waiting, place, now_ns):
                     what = f"{waiting.request.request_id} of {line.book.spec.tenant_id} fits"
                     demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
@@ -88,7 +90,8 @@ class Idleness:
                 if heads[0].passed >= oracle.config.overtakes_max:
                     heads = heads[:1]
                 for waiting in heads:
-                    if self._fits(book, waiting, place):
+                    fits = self._fits(book, waiting, place, True)
+                    if fits and not self._waits(book, waiting, place, now_ns):
                         what = f"{waiting.request.request_id} of {book.spec.tenant_id} is due and fits"
                         demand(False, "guarantee", "{} is idle, but {}", place.spec.worker_id, what)
 
@@ -115,7 +118,42 @@ class Idleness:
                 found += [book.lines[name] for v, name, _ in users[: config.users_considered_max] if v <= v_max]
         return found
 
-    def _fits(self, book: "Book", waiting: "Waiting", place: "Place") -> bool:
+    def _waits(self, book: "Book", waiting: "Waiting", place: "Place", now_ns: int) -> bool:
+        """Is it to be declined here, and not for longer than it may be?"""
+        oracle, config, here = self.oracle, self.oracle.config, 0
+        workers = oracle.core.rooms.workers
+        warm: list[tuple[int, Place]] = []
+        for match in oracle.presence.match(waiting.request.block_keys):
+            other = oracle.places.get(match.worker_id)
+            if other is None:
+                continue
+            size = other.spec.block_size_tokens
+            tokens = min(match.blocks, (waiting.request.prompt_tokens - 1) // size) * size
+            if other is place:
+                here = tokens
+            elif other.bit & oracle.members:
+                warm.append((tokens, other))
+        is_declined = any(
+            tokens - here >= config.cold_decline_tokens
+            and could_run(waiting, other.spec)
+            and not (self._has_room(other, now_ns) and self._fits(book, waiting, other))
+            for tokens, other in warm
+        )
+        if not is_declined:
+            return False
+        best = max(tokens for tokens, _ in warm)
+        rate = max(
+            workers[other.spec.worker_id].prefill_rate_tokens_per_s for tokens, other in warm if tokens == best
+        )
+        longest_ns = min(config.cold_wait_factor * (best - here) / rate * 1e9, config.cold_wait_ms_max * 1e6)
+        if waiting.waits_since_ns is None:
+            waiting.waits_since_ns = now_ns
+        # Rates and the map change meanwhile; what it was once allowed it may take.
+        waiting.waits_ns_max = max(waiting.waits_ns_max, round(longest_ns) + 1)
+        return now_ns - waiting.waits_since_ns < waiting.waits_ns_max
+
+    def _fits(self, book: "Book", waiting: "Waiting", place: "Place", is_due: bool = False) -> bool:
+        """Room for it; a tenant whose guarantee is due counts as below its share."""
         oracle, spec, request = self.oracle, place.spec, waiting.request
         if not could_run(waiting, place.spec):
             return False
@@ -126,21 +164,23 @@ class Idleness:
             for other in oracle.places.values()
         ):
             return False
-        if not self._room_for(book, waiting, place, 0):
+        if not self._room_for(book, waiting, place, 0, is_due):
             cached_blocks = 0
             for match in oracle.presence.match(request.block_keys):
                 if match.worker_id == spec.worker_id:
                     cached_blocks = min(match.blocks, (request.prompt_tokens - 1) // spec.block_size_tokens)
-            return cached_blocks > 0 and self._room_for(book, waiting, place, cached_blocks)
+            return cached_blocks > 0 and self._room_for(book, waiting, place, cached_blocks, is_due)
         return True
 
-    def _room_for(self, book: "Book", waiting: "Waiting", place: "Place", cached_blocks: int) -> bool:
+    def _room_for(
+        self, book: "Book", waiting: "Waiting", place: "Place", cached_blocks: int, is_due: bool
+    ) -> bool:
         spec = place.spec
         tokens = waiting.request.prompt_tokens - cached_blocks * spec.block_size_tokens + waiting.estimate
         blocks = -(-tokens // spec.block_size_tokens)
         if place.kv_blocks + blocks > spec.kv_blocks:
             return False
-        return not self.oracle.in_headroom(place, blocks) or self.oracle.below_share(book, 1.0 - SLACK)
+        return is_due or not self.oracle.in_headroom(place, blocks) or self.oracle.below_share(book, 1.0 - SLACK)
 
 
 def could_run(waiting: "Waiting", spec: WorkerSpec) -> bool:

@@ -33,6 +33,7 @@ class Loop:
             window_fixed=8_000.0,
             tenants_considered_max=2,
             sticky_tenants_max=16,
+            cold_wait_factor=0.0,
             worker_stale_after_ms=1 << 30,
             worker_lost_after_ms=1 << 31,
         )

@@ -41,6 +41,7 @@ class Pool:
         self.config = SchedulerConfig(
             POOL,
             window_delay_ms=rng.choice([0.0, 200.0, 750.0]),
+            cold_wait_factor=0.0,
             bands=bands,
             worker_stale_after_ms=1 << 30,
             worker_lost_after_ms=1 << 31,

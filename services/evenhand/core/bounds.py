@@ -4,14 +4,16 @@ While a tenant stays in A undispatched, each sibling can be booked at most ``φ_
 X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands, as
 far as what the siblings get has raised the clock of their own band. A pool that is full dispatches as fast as it
 delivers, at R, of which guarantees may take their part beside the clocks. Then it is the tenant's turn, and the
-last thing to wait for is room: at most the longest residual of what runs. So::
+last things to wait for are room, at most the longest residual of what runs, and a warmer worker than the one that
+is free, at most the cold wait. So::
 
     cost  = Σ siblings + Σ other bands + guaranteed rate · burst + one charge of each guaranteed tenant
-    wait  = cost / (R · (1 − guaranteed share)) + longest residual
+    wait  = cost / (R · (1 − guaranteed share)) + longest residual + longest cold wait
 
-What the sum takes for granted: R stays what it is; nobody else comes (each newcomer adds its own term); charges
-and wrong estimates are no larger than those seen so far and those open now; legs end within their output limit
-(who renews a ticket for ever is bounded by ``concurrency_max`` alone).
+What the sum takes for granted: R stays what it is (it is what the pool delivers while siblings wait for warmer
+workers too); nobody else comes (each newcomer adds its own term); charges and wrong estimates are no larger than
+those seen so far and those open now; legs end within their output limit (who renews a ticket for ever is bounded
+by ``concurrency_max`` alone).
 
 Pure: plain numbers in, milliseconds out.
 """
@@ -78,7 +80,8 @@ def worst_wait(
 ) -> WorstWait:
     """Of any tenant in A, and of a newcomer, in the band where it is worst.
 
-    ``guarantees_cost`` is what guarantees may take at once: their rates · burst, and one charge of each.
+    ``guarantees_cost`` is what guarantees may take at once: their rates · burst, and one charge of each;
+    ``residual_ms`` all that may be waited for after one's turn has come: room, and a warmer worker.
     """
     in_a_cost = newcomer_cost = 0.0
     for own in bands:

@@ -358,6 +358,11 @@ class SchedulerConfig:
     """A worker has prefill room while its pending uncached tokens are below this."""
     cold_decline_tokens: int = 512
     """A pair is declined if a worker without room holds at least this many more of its tokens."""
+    cold_wait_factor: float = 4.0
+    """If nothing else is left, a declined pair is taken once its request has been declined for this many times
+    what the tokens that it lacks there take to compute; 0: at once."""
+    cold_wait_ms_max: int = 5_000
+    """Longest such wait of a request."""
     load_penalty: float = 0.05
     """Score: cached share of the prompt − this · load; the load is the fullest of slots, KV and prefill room."""
     fill_penalty: float = 0.01

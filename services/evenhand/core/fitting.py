@@ -9,6 +9,8 @@ This module changes nothing.
 
 from collections.abc import Sequence
 
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S
+from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.queued import Queued
@@ -19,10 +21,12 @@ from evenhand.core.worker import Worker
 class Fitting:
     """Answers for the workers that are members now."""
 
-    def __init__(self, fair: FairTree, outstanding: Outstanding, headroom_divisor: int) -> None:
+    def __init__(self, config: SchedulerConfig, fair: FairTree, outstanding: Outstanding) -> None:
         self._fair = fair
         self._outstanding = outstanding
-        self._headroom_divisor = headroom_divisor
+        self._headroom_divisor = config.headroom_divisor
+        self._cold_wait_factor = config.cold_wait_factor
+        self._cold_wait_ns_max = config.cold_wait_ms_max * NS_PER_MS
 
     def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         """Room for this very request at a worker that has room: KV, headroom, exclusion."""
@@ -71,6 +75,25 @@ class Fitting:
             if other.closed is not None or not self.fits(tenant, queued, other, tokens):
                 return True
         return False
+
+    def cold_wait_ns(self, queued: Queued, cached_tokens: int) -> int:
+        """How long a request waits for a warmer worker rather than run where so many of its tokens are cached.
+
+        Some times what the warmest one spares it: as long again as the tokens it lacks take to compute there.
+        """
+        tokens, rate = cached_tokens, 0.0
+        for worker_id, held_tokens in queued.cached.items():
+            other = self._fair.members.get(worker_id)
+            if other is None or other.stale or held_tokens < tokens:
+                continue
+            if held_tokens > tokens:
+                tokens, rate = held_tokens, other.prefill_rate_tokens_per_s
+            elif rate:
+                rate = max(rate, other.prefill_rate_tokens_per_s)
+        if not rate:
+            return 0
+        wait_ns = self._cold_wait_factor * (tokens - cached_tokens) / rate * NS_PER_S
+        return round(min(wait_ns, self._cold_wait_ns_max))
 
     def warmer_for_each(self, heads: Sequence[Queued], worker: Worker, tokens_min: int) -> tuple[Worker, ...]:
         """For each of some requests a worker as in ``warmer_without_room`` that is closed; empty: not all have."""

@@ -124,6 +124,7 @@ class Fronts:
                 user
                 for user in front.users
                 if not (tenant := user.tenant).granted
+                or tenant.guarantee_takes
                 or tenant.outstanding < tenant.weight * limits[tenant.band.node_id]
             ]
         return front.below_share

@@ -163,6 +163,7 @@ class Legs:
             queued = held.queued
             queued.leg += 1
             queued.map_version = -1
+            queued.declined_since_ns = None
             if ticket.worker_id not in queued.excluded:
                 queued.excluded = (*queued.excluded, ticket.worker_id)
             tenant.put_back(queued)

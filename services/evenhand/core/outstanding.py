@@ -73,8 +73,13 @@ class Outstanding:
         return self.total * (band.weight_units / max(1, self._bands_units)) * WEIGHT_UNITS / units
 
     def below_share(self, tenant: Tenant) -> bool:
-        """May the tenant use headroom: alone, or with less outstanding than its share of the total."""
-        return not tenant.granted or tenant.outstanding < tenant.weight * self.per_weight(tenant.band)
+        """May the tenant use headroom: alone, or with less outstanding than its share of the total.
+
+        While its guarantee is due it is below what it was promised, whatever its weight makes of its share.
+        """
+        if tenant.guarantee_takes or not tenant.granted:
+            return True
+        return tenant.outstanding < tenant.weight * self.per_weight(tenant.band)
 
     def dispatched(self, tenant: Tenant, cost: float) -> None:
         """The pool gave ``cost`` to one tenant, as A stands; corrections count alike."""

@@ -8,8 +8,10 @@ much of its cache holds something that would be evicted. Ties go to the most beh
 then user), then the older request, then the lower predicted time to first token, then the lower id. (Least time
 to first token *across requests* would be shortest-first; it only chooses among workers.)
 
-A pair is declined while a worker without room holds ``cold_decline_tokens`` more of the prompt; if nothing else
-is left, the most-behind user takes its best declined pair, so declining never leaves a worker idle.
+A pair is declined while a worker without room holds ``cold_decline_tokens`` more of the prompt. If nothing else is
+left, the most-behind user takes its best declined pair, but not before its request has been declined for so long
+that waiting cannot be called the cheaper way any more (``Fitting.cold_wait_ns``: some times what the missing
+tokens cost to compute, and at most ``cold_wait_ms_max``). So declining leaves a worker idle for that long at most.
 
 If the most-behind user fits nowhere for want of room, the worker predicted free first is kept for it. One that
 only headroom holds back keeps nothing: the headroom is there for others than it.
@@ -34,6 +36,8 @@ from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
 from evenhand.core.worker import Worker
 
+NEVER_NS = 1 << 63
+
 
 class Choice:
     """A pair that may be dispatched now, and what it was weighed against."""
@@ -47,6 +51,7 @@ class Choice:
         "queued",
         "score",
         "user",
+        "waits_until_ns",
         "worker",
     )
 
@@ -58,6 +63,8 @@ class Choice:
         self.score = score
         self.declined = False
         """Only chosen because every pair was declined."""
+        self.waits_until_ns = 0
+        """Declined, and not to be taken before: its request waits for a warmer worker."""
         self.guaranteed = False
         """A guarantee gives it this place, outside the window."""
         self.front: Front | None = None
@@ -98,16 +105,22 @@ class Placement:
         self._fair = fair
         self._rooms = rooms
         self._cost_rate = cost_rate
-        self.fitting = Fitting(fair, outstanding, config.headroom_divisor)
+        self.fitting = Fitting(config, fair, outstanding)
         self.heads = Heads(config, presence, fair, rooms)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
+        self.cold_wait_at_ns = NEVER_NS
+        """When the first declined pair may be taken that the looks since the last ``begin`` found to wait."""
 
     @property
     def kept(self) -> tuple[User, Worker] | None:
         """For whom which worker is kept, as of the last look."""
         kept = self.keeping.kept
         return (kept.user, kept.worker) if kept is not None else None
+
+    def begin(self) -> None:
+        """Forget what earlier looks found to wait."""
+        self.cold_wait_at_ns = NEVER_NS
 
     def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
         """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere.
@@ -129,7 +142,9 @@ class Placement:
     def choose_guaranteed(self, tenants: Sequence[Tenant], now_ns: int) -> Choice | None:
         """The best pair of the first of these tenants that has one; inside the window it is an ordinary one."""
         for tenant in tenants:
+            tenant.guarantee_takes = True
             choice = self.choose(now_ns, tenant)
+            tenant.guarantee_takes = False
             if choice is not None:
                 choice.guaranteed = not self.fronts.is_inside(choice.user, choice.worker)
                 return choice
@@ -233,14 +248,13 @@ class Placement:
         if head.plain and head.blocks <= view.plain_blocks:
             choice = Choice(user, head.queued, view.worker, head.tokens, head.share - view.penalty)
         else:
-            if head.warmer and all(w.closed is not None and not w.stale for w in head.warmer):
+            if head.is_declined():
                 return best
-            found = self._at(view, user, head, cold)
+            found = self._at(view, user, head, cold, now_ns)
             if found is None:
                 return best
             if found.declined:
-                heads = self.heads.of(user)
-                head.warmer = self.fitting.warmer_for_each(heads, view.worker, self._config.cold_decline_tokens)
+                self._note_declined(head, user, view.worker, now_ns)
                 return best
             choice = found
         if best is not None and choice.score <= best.score and not self._wins_tie(choice, best, now_ns):
@@ -248,22 +262,32 @@ class Placement:
         choice.front, choice.candidates = view.front, view.users
         return choice
 
-    def _at(self, view: View, user: User, head: BestHead, cold: dict[User, Choice | None]) -> Choice | None:
+    def _at(
+        self, view: View, user: User, head: BestHead, cold: dict[User, Choice | None], now_ns: int
+    ) -> Choice | None:
         """A user's best fitting pair at a worker; among workers that are alike for it, worked out once."""
         if head.blocks_min > view.free_blocks:
             return None
         alike = head is user.cold and head.uniform and head.blocks_max <= view.plain_blocks
-        return self._in_full_once(user, view.worker, view.penalty, cold if alike else None)
+        return self._in_full_once(user, view.worker, view.penalty, cold if alike else None, now_ns)
 
     def _best_declined(self, views: list[View], cold: dict[User, Choice | None], now_ns: int) -> Choice | None:
-        """Where every pair is declined: of the most-behind user that fits somewhere, the best pair."""
+        """Where every pair is declined: of the most-behind user that need not wait on, the best pair."""
         best: Choice | None = None
         for view in views:
             for user in view.users:
                 if best is not None and best.user is not user and user.path > best.user.path:
                     continue
-                choice = self._at(view, user, self._know(user, view.worker), cold)
-                if choice is not None and (best is None or self._is_better_declined(choice, best, now_ns)):
+                head = self._know(user, view.worker)
+                if head.waits_until_ns > now_ns and head.is_declined():
+                    self.cold_wait_at_ns = min(self.cold_wait_at_ns, head.waits_until_ns)
+                    continue
+                choice = self._at(view, user, head, cold, now_ns)
+                if choice is None:
+                    continue
+                if choice.waits_until_ns > now_ns:
+                    self.cold_wait_at_ns = min(self.cold_wait_at_ns, choice.waits_until_ns)
+                elif best is None or self._is_better_declined(choice, best, now_ns):
                     best = choice
                     choice.front, choice.candidates = view.front, view.users
         return best
@@ -291,23 +315,23 @@ class Placement:
         return choice.score > fallback.score or self._wins_tie(choice, fallback, now_ns)
 
     def _in_full_once(
-        self, user: User, worker: Worker, penalty: float, known: dict[User, Choice | None] | None
+        self, user: User, worker: Worker, penalty: float, known: dict[User, Choice | None] | None, now_ns: int
     ) -> Choice | None:
         """As ``_in_full``; among workers that are alike for the user, worked out for the first one only."""
         if known is None:
-            return self._in_full(user, worker, penalty)
+            return self._in_full(user, worker, penalty, now_ns)
         if user not in known:
-            known[user] = found = self._in_full(user, worker, penalty)
+            known[user] = found = self._in_full(user, worker, penalty, now_ns)
             return found
         found = known[user]
         if found is None:
             return None
         choice = Choice(user, found.queued, worker, 0, -penalty)
-        choice.declined = found.declined
+        choice.declined, choice.waits_until_ns = found.declined, found.waits_until_ns
         return choice
 
-    def _in_full(self, user: User, worker: Worker, penalty: float) -> Choice | None:
-        """The user's best fitting pair at a worker, head by head: one not declined if there is any."""
+    def _in_full(self, user: User, worker: Worker, penalty: float, now_ns: int) -> Choice | None:
+        """The user's best fitting pair at a worker, head by head: not declined, else one that need not wait."""
         worker_id, size, decline_tokens = (
             worker.spec.worker_id,
             worker.spec.block_size_tokens,
@@ -316,6 +340,7 @@ class Placement:
         blocks_max, capacity_tokens = self.fitting.blocks_allowed(user.tenant, worker), worker.capacity_tokens
         free: Choice | None = None
         declined: Choice | None = None
+        waits_until_ns = NEVER_NS
         for queued in self.heads.of(user):
             tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
             score = tokens / prompt_tokens - penalty
@@ -331,7 +356,27 @@ class Placement:
             )
             if not is_declined:
                 free = Choice(user, queued, worker, tokens, score)
-            elif declined is None or score > declined.score:
+                continue
+            until_ns = self._waits_until_ns(queued, tokens, now_ns)
+            waits_until_ns = min(waits_until_ns, until_ns)
+            may_be_taken = until_ns <= now_ns
+            if declined is None or (may_be_taken, score) > (declined.waits_until_ns <= now_ns, declined.score):
                 declined = Choice(user, queued, worker, tokens, score)
-                declined.declined = True
+                declined.declined, declined.waits_until_ns = True, until_ns
+        if free is None and declined is not None:
+            declined.waits_until_ns = waits_until_ns
         return free or declined
+
+    def _note_declined(self, head: BestHead, user: User, worker: Worker, now_ns: int) -> None:
+        """If all heads of a user are declined at a worker, remember by what, and until when none may be taken."""
+        heads, worker_id = self.heads.of(user), worker.spec.worker_id
+        head.warmer = self.fitting.warmer_for_each(heads, worker, self._config.cold_decline_tokens)
+        if head.warmer:
+            waits = [self._waits_until_ns(queued, queued.cached.get(worker_id, 0), now_ns) for queued in heads]
+            head.waits_until_ns = min(waits)
+
+    def _waits_until_ns(self, queued: Queued, tokens: int, now_ns: int) -> int:
+        """Until when a request that is declined where so many of its tokens are waits for a warmer worker."""
+        if queued.declined_since_ns is None:
+            queued.declined_since_ns = now_ns
+        return queued.declined_since_ns + self.fitting.cold_wait_ns(queued, tokens)

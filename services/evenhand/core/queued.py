@@ -22,6 +22,7 @@ class Queued:
         "age",
         "cached",
         "cached_best",
+        "declined_since_ns",
         "enqueued_at_ns",
         "excluded",
         "idled",
@@ -49,6 +50,8 @@ class Queued:
         self.idled = 0.0
         """Cost that others missed while a worker was kept for this request."""
         self.overtaken = 0
+        self.declined_since_ns: int | None = None
+        """When a place for it was first declined for want of its prefix there; None: not yet."""
         self.cached = NO_MATCHES
         """Usable cached tokens by worker, as of ``map_version``; absent: 0."""
         self.cached_best = 0
@@ -65,7 +68,18 @@ class Queued:
 class BestHead:
     """A user's head with the largest cached share at one worker, regardless of room; and the smallest need."""
 
-    __slots__ = ("blocks", "blocks_max", "blocks_min", "plain", "queued", "share", "tokens", "uniform", "warmer")
+    __slots__ = (
+        "blocks",
+        "blocks_max",
+        "blocks_min",
+        "plain",
+        "queued",
+        "share",
+        "tokens",
+        "uniform",
+        "waits_until_ns",
+        "warmer",
+    )
 
     def __init__(self, queued: Queued, tokens: int, share: float, blocks: int, plain: bool) -> None:
         self.queued = queued
@@ -84,3 +98,9 @@ class BestHead:
         them has no room, all are declined again."""
         self.plain = plain
         """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
+        self.waits_until_ns = 0
+        """Until when none of the heads declined there is to be taken, as of ``warmer``; past: look in full."""
+
+    def is_declined(self) -> bool:
+        """All heads were declined there, and are again: what made them be still has no room."""
+        return bool(self.warmer) and all(w.closed is not None and not w.stale for w in self.warmer)

@@ -29,7 +29,7 @@ from evenhand.core.guarantees import Guarantees
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
-from evenhand.core.placement import Placement
+from evenhand.core.placement import NEVER_NS, Placement
 from evenhand.core.presence import Presence
 from evenhand.core.requests import SHUTTING_DOWN, Requests
 from evenhand.core.rooms import Rooms
@@ -58,9 +58,6 @@ from evenhand.core.tickets import TicketBook
 
 PRESENCE_EXPIRY_NS = NS_PER_S
 """How often assumed keys whose time is over are dropped."""
-
-
-NEVER_NS = 1 << 63
 
 
 class PoolScheduler:
@@ -92,6 +89,8 @@ class PoolScheduler:
         self._wake_at_ns = 0
         self._guarantee_at_ns = NEVER_NS
         """When a guarantee next falls due that a worker with room may serve."""
+        self._cold_wait_at_ns = NEVER_NS
+        """When the first request that waits for a warmer worker need not wait on."""
 
     def step(self, input: Input, now_ns: int) -> tuple[Effect, ...]:
         """Take one input in; return what the shell must do, in that order."""
@@ -224,20 +223,25 @@ class PoolScheduler:
         Where neither clocks, queues nor rooms have changed since the last look, there is nothing to find. What a
         changed map alone makes fit is found at the next change or ``Tick``.
         """
-        if not (self._legs.fair.stirred or self._legs.rooms.stirred or now_ns >= self._guarantee_at_ns):
+        due_at_ns = min(self._guarantee_at_ns, self._cold_wait_at_ns)
+        if not (self._legs.fair.stirred or self._legs.rooms.stirred or now_ns >= due_at_ns):
             return
+        placement = self._legs.placement
+        placement.begin()
         while self._requests.queued_total and self._legs.rooms.open:
             due = self._legs.guarantees.due(now_ns)
-            choice = self._legs.placement.choose_guaranteed(due, now_ns) if due else None
+            choice = placement.choose_guaranteed(due, now_ns) if due else None
             if choice is None:
-                choice = self._legs.placement.choose(now_ns)
+                choice = placement.choose(now_ns)
             if choice is None:
                 break
+            placement.begin()
             effects.append(self._legs.open(choice, now_ns))
             self._requests.queued_total -= 1
         self._legs.fair.stirred = self._legs.rooms.stirred = False
         next_due_ns = self._legs.guarantees.next_due_ns(now_ns) if self._legs.rooms.open else None
         self._guarantee_at_ns = next_due_ns if next_due_ns is not None else NEVER_NS
+        self._cold_wait_at_ns = placement.cold_wait_at_ns
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:
         """Say when time alone next brings something about, where that is sooner than was said before."""
@@ -245,8 +249,9 @@ class PoolScheduler:
         expiry_ns = self._legs.book.next_expiry_ns()
         if expiry_ns is not None and (at_ns is None or expiry_ns < at_ns):
             at_ns = expiry_ns
-        if self._guarantee_at_ns < NEVER_NS and (at_ns is None or self._guarantee_at_ns < at_ns):
-            at_ns = self._guarantee_at_ns
+        due_at_ns = min(self._guarantee_at_ns, self._cold_wait_at_ns)
+        if due_at_ns < NEVER_NS and (at_ns is None or due_at_ns < at_ns):
+            at_ns = due_at_ns
         deadline_ns = self._requests.next_deadline_ns
         if deadline_ns is not None and (at_ns is None or deadline_ns < at_ns):
             at_ns = deadline_ns

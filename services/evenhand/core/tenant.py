@@ -132,6 +132,7 @@ class Tenant(FairChild):
         "forgotten",
         "granted",
         "guarantee_tag_ns",
+        "guarantee_takes",
         "guarantee_waits",
         "guaranteed_units",
         "is_active",
@@ -177,6 +178,8 @@ class Tenant(FairChild):
         """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
         self.tells_first_token = False
         """Its clients tell when a leg's first token is there, as far as the last leg showed."""
+        self.guarantee_takes = False
+        """Its guarantee is due, and a place is looked for outside the order. Set by ``Placement`` meanwhile."""
         self.charge_max = 0.0
         """ĉ: its largest charge so far ÷ its weight then; how far one dispatch moves its clock."""
         self.cost_due = 0.0

@@ -28,8 +28,14 @@ def pool_worst_wait(legs: Legs, now_ns: int) -> WorstWait:
         rate,
         share,
         share * rate * burst_s + sum(t.charge_max * t.weight for t in guaranteed),
-        residual_ms,
+        residual_ms + _cold_wait_ms(legs),
     )
+
+
+def _cold_wait_ms(legs: Legs) -> float:
+    """How long a request whose turn it is may wait on for a warmer worker than the one that is free."""
+    config = legs.config
+    return float(config.cold_wait_ms_max) if config.cold_wait_factor > 0.0 and len(legs.fair.members) > 1 else 0.0
 
 
 def _siblings(legs: Legs, band: Band, under: dict[TenantId, float]) -> BandSiblings:

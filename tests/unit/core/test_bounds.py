@@ -57,7 +57,7 @@ def test_no_newcomer_waits_longer_than_was_printed(seed: int) -> None:
     """A steady crowd of three; a newcomer asks now and then, and its wait is held against what was printed."""
     rng = random.Random(seed)
     long_ms = {"worker_stale_after_ms": LONG_MS, "worker_lost_after_ms": LONG_MS}
-    world = World(config(window_delay_ms=200.0, **long_ms))
+    world = World(config(window_delay_ms=200.0, cold_wait_factor=0.0, **long_ms))
     world.tenants("a", "b", "c", "late")
     world.workers("w1", "w2", slots=4)
     running: list[Ticket] = []
@@ -81,3 +81,14 @@ def test_no_newcomer_waits_longer_than_was_printed(seed: int) -> None:
             printed, waits = None, waits + 1
     assert waits > 20
     assert world.scheduler.status(world.now_ns).wait_max_ms > 0.0
+
+
+def test_the_wait_for_a_warmer_worker_is_in_the_printed_ones() -> None:
+    def printed(**changes: object) -> float:
+        world = World(config(worker_stale_after_ms=LONG_MS, worker_lost_after_ms=LONG_MS, **changes))
+        world.tenants("a")
+        world.workers("w1", "w2")
+        return world.scheduler.status(world.now_ns).newcomer_wait_max_ms
+
+    assert printed() - printed(cold_wait_factor=0.0) == 5_000.0
+    assert printed(cold_wait_ms_max=700) - printed(cold_wait_factor=0.0) == 700.0

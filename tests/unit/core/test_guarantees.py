@@ -178,3 +178,15 @@ def test_an_impossible_share_is_refused() -> None:
     world = pool()
     with pytest.raises(InvalidInput, match=r"Tenant sure is guaranteed 1\.5 of the pool"):
         world.step(TenantChanged(TenantSpec(TenantId("sure"), guaranteed_share=1.5)))
+
+
+def test_a_guarantee_takes_headroom_while_it_is_due() -> None:
+    """Where others hold all but the headroom, above its share by weight it would get nothing more."""
+    world = pool(slots=16, prefill_pending_max_tokens=10**9)
+    world.tenants("promised", guaranteed_share=0.5)
+    world.tenants("b", "c", "d", "e")
+    for tenant in ("b", "c", "d", "e", "promised", "promised", "promised"):
+        for _ in range(2):
+            ticket(world.submit(tenant, prompt=1_000))
+    assert not tickets(world.submit("promised", prompt=1_000)), "two slots are headroom, and it has three shares"
+    assert len(tickets(world.tick(10_000))) == 1

@@ -3,11 +3,11 @@
 from collections import Counter
 
 import pytest
-from tests.unit.core.scheduler_world import BLOCK, World, chain, config, ended, ticket, tickets
+from tests.unit.core.scheduler_world import BLOCK, MS, World, chain, config, ended, ticket, tickets
 
 from evenhand.core.facts import ChoiceReason, Decision, SchedulerConfig, Usage, WorkerLoad
 from evenhand.core.ids import WorkerId
-from evenhand.core.steps import Effect, Granted, Settle, WorkerHeard
+from evenhand.core.steps import Effect, Granted, Settle, WakeAt, WorkerDrained, WorkerHeard
 
 FOUR = ("w1", "w2", "w3", "w4")
 
@@ -50,6 +50,9 @@ def test_without_affinity_the_least_loaded_is_chosen(world: World) -> None:
 def test_a_burst_of_equal_requests_does_not_land_on_one_worker(world: World) -> None:
     keys = chain(1, 60)
     landed = Counter(t.worker_id for _ in range(32) for t in tickets(world.submit("a", keys)))
+    # The others go elsewhere once waiting for a place on the first would cost more than computing it there.
+    for _ in range(3):
+        landed += Counter(t.worker_id for t in tickets(world.tick(500)))
     assert len(landed) == 4
     assert max(landed.values()) <= 8
 
@@ -163,10 +166,51 @@ def test_a_cold_place_is_declined_while_a_warm_worker_is_only_full_and_others_ca
     world.submit("a", warm, request_id="warm")
     world.submit("b", chain(9, 64), request_id="cold")
     assert ticket(world.settle(cold[0])).request_id == "cold"
-    # With nobody else waiting, the worker does not stay idle for it.
-    made = decision(world.settle(cold[1]))
+    # With nobody else waiting, the worker does not stay idle for it beyond the wait that may pay.
+    wait_ms = 4 * 1_024 / 8_000 * 1_000
+    wakes = [effect for effect in world.settle(cold[1]) if isinstance(effect, WakeAt)]
+    assert wakes == [WakeAt(world.now_ns + round(wait_ms * MS))]
+    assert not tickets(world.tick(wait_ms - 1))
+    made = decision(world.tick(1))
     assert (made.request_id, made.reason) == ("warm", ChoiceReason.FAIRNESS)
     assert made.fairness_overrode_affinity
+
+
+def test_who_waits_for_a_warm_worker_takes_it_when_it_has_room_and_delays_nobody() -> None:
+    world = World(steady(window_fixed=10_000.0))
+    world.tenants("a", "b")
+    world.workers("w1", slots=1)
+    world.workers("w2", slots=8)
+    warm = chain(1, 64)
+    world.store("w1", warm)
+    first = ticket(world.submit("a", warm))
+    assert not tickets(world.submit("a", warm, request_id="waits"))
+    assert ticket(world.submit("b", chain(2, 64))).worker_id == "w2"
+    taken = ticket(world.settle(first, after_ms=100))
+    assert (taken.request_id, taken.worker_id) == ("waits", "w1")
+
+
+def test_the_wait_for_a_warm_worker_is_bounded_whatever_the_prompt() -> None:
+    world = World(steady(cold_wait_ms_max=700, prefill_pending_max_tokens=10**9))
+    world.tenants("a")
+    world.workers("w1", "w2", slots=1)
+    warm = chain(1, 4_000)
+    world.store("w1", warm)
+    ticket(world.submit("a", warm))
+    assert not tickets(world.submit("a", warm))
+    assert not tickets(world.tick(699))
+    assert ticket(world.tick(1)).worker_id == "w2"
+
+
+def test_a_worker_that_goes_is_waited_for_no_longer() -> None:
+    world = World(steady(ticket_ttl_ms=10**7))
+    world.tenants("a")
+    world.workers("w1", "w2", slots=1)
+    warm = chain(1, 64)
+    world.store("w1", warm)
+    ticket(world.submit("a", warm))
+    assert not tickets(world.submit("a", warm))
+    assert ticket(world.step(WorkerDrained(WorkerId("w1"), True))).worker_id == "w2"
 
 
 def test_excluded_workers_are_avoided_while_there_is_another(world: World) -> None:

@@ -127,6 +127,18 @@ def cold_decline_tokens(value: int) -> Seen:
     return ticket(world.settle(cold[0])).request_id
 
 
+def waited_ms(**changes: Any) -> Seen:
+    """How long a request waits for the worker that holds all of it, beside an idle one."""
+    world = pool("a", workers=("w1", "w2"), prefill_pending_max_tokens=10**9, **changes)
+    warm = chain(1, 1_000)
+    world.store("w1", warm)
+    world.submit("a", warm)
+    granted, waited = tickets(world.submit("a", warm)), 0
+    while not granted:
+        granted, waited = tickets(world.tick(500)), waited + 500
+    return waited
+
+
 def load_penalty(value: float) -> Seen:
     world = pool("a", workers=("w1", "w2"), slots=8, load_penalty=value)
     world.store("w1", chain(1, 4))
@@ -272,6 +284,8 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "overtakes_max": (lambda value: order(overtakes_max=value), 1, 8),
     "prefill_pending_max_tokens": (prefill_pending_max_tokens, 1_500, 3_500),
     "cold_decline_tokens": (cold_decline_tokens, 512, 10**9),
+    "cold_wait_factor": (lambda value: waited_ms(cold_wait_factor=value), 0.0, 1.0),
+    "cold_wait_ms_max": (lambda value: waited_ms(cold_wait_ms_max=value), 500, 3_000),
     "load_penalty": (load_penalty, 0.0, 10.0),
     "fill_penalty": (fill_penalty, 0.0, 1.0),
     "headroom_divisor": (headroom_divisor, 2, 8),
