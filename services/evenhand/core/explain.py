@@ -24,7 +24,7 @@ CANDIDATES_MAX = 8
 """Workers named in a decision."""
 
 WISHES_MAX = 4
-"""Tenants outside the window that are asked what they would have had at the chosen worker, the latest served first."""
+"""Tenants outside the window that are asked what they would have had there, the latest served first."""
 
 
 class Explainer:

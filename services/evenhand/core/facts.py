@@ -356,6 +356,9 @@ class SchedulerConfig:
     """Times a tenant's head may be passed by its own tenant's requests."""
     prefill_pending_max_tokens: int = 2_048
     """A worker has prefill room while its pending uncached tokens are below this."""
+    engine_full_fraction: float = 0.97
+    """A worker whose engine reports at least this part of its KV in use gets nothing more until a later report;
+    one whose engine has requests waiting of its own, already from 9/10 of that. 0: reports close no worker."""
     cold_decline_tokens: int = 512
     """A pair is declined if a worker without room holds at least this many more of its tokens."""
     cold_wait_factor: float = 4.0

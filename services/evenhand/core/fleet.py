@@ -16,6 +16,7 @@ from evenhand.core.steps import (
     Effect,
     WorkerHeard,
 )
+from evenhand.core.tickets import OpenTicket
 from evenhand.core.worker import Worker, capacity_tokens
 
 
@@ -30,9 +31,9 @@ class Fleet:
         """A worker is alive; one that is not known here has to join first."""
         worker = self._legs.rooms.workers.get(heard.worker_id)
         if worker is not None:
-            worker.load = heard.load
             worker.complete = heard.map_complete
             self._legs.rooms.heard(worker, now_ns)
+            self._legs.rooms.told_load(worker, heard.load, now_ns)
 
     def joined(self, spec: WorkerSpec, now_ns: int, effects: list[Effect]) -> None:
         """A worker is here, or has another spec; the same spec again only says that it is alive."""
@@ -58,7 +59,10 @@ class Fleet:
             if not self._acceptable(spec):
                 return
             self._legs.rooms.heard(worker, now_ns)
-            lost = tuple(worker.tickets.values()) if spec.epoch > worker.spec.epoch else ()
+            lost: tuple[OpenTicket, ...] = ()
+            if spec.epoch > worker.spec.epoch:
+                lost = tuple(worker.tickets.values())
+                self._legs.rooms.told_load(worker, None, now_ns)
             self._change_spec(worker, spec)
             for held in reversed(lost):
                 self._requests.lose_leg(held, now_ns, effects)

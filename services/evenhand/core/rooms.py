@@ -6,8 +6,12 @@
     stale          ── unheard of for ``worker_stale_after_ms``; its tickets go on
     no_slot        ── all slots hold tickets
     kv_full        ── all KV blocks are reserved
+    engine_full    ── its engine says that its KV is full, whatever is reserved here (``engine_full_fraction``)
     prefill_full   ── pending uncached tokens at or above ``prefill_pending_max_tokens``
     (open)         ── anything else; whether a given request fits is for ``placement`` to say
+
+Where outputs run far past their estimates an engine is full before the reservations are. What it gets then waits
+in its own queue, which knows no tenants; so it gets nothing until a report says otherwise.
 
 A worker is judged again whenever something about it changes, and when time alone changes it: modelled prefill
 drains, silence grows. So a decision costs nothing for workers that cannot take part in it.
@@ -16,9 +20,12 @@ drains, silence grows. So a decision costs nothing for workers that cannot take 
 import heapq
 
 from evenhand.core.estimator import NS_PER_MS
-from evenhand.core.facts import SchedulerConfig, WorkerRole
+from evenhand.core.facts import SchedulerConfig, WorkerLoad, WorkerRole
 from evenhand.core.ids import WorkerId
 from evenhand.core.worker import Worker
+
+NEARLY_FULL_PART = 0.9
+"""Of ``engine_full_fraction``: so full, an engine that has requests waiting has them waiting for KV."""
 
 
 class Rooms:
@@ -33,6 +40,7 @@ class Rooms:
         self._stale_after_ns = config.worker_stale_after_ms * NS_PER_MS
         self._lost_after_ns = config.worker_lost_after_ms * NS_PER_MS
         self._prefill_max = config.prefill_pending_max_tokens
+        self._engine_full_fraction = config.engine_full_fraction
         self._age_at_ns: int | None = None
         self.stirred = False
         """Something changed that may give someone room; whoever has looked sets it back."""
@@ -57,6 +65,12 @@ class Rooms:
             self.judge(worker, now_ns)
             self._age_by(now_ns + self._stale_after_ns)
 
+    def told_load(self, worker: Worker, load: WorkerLoad | None, now_ns: int) -> None:
+        """A worker's engine tells its load; None: nothing is known of it any more."""
+        was_full, worker.load = self._is_engine_full(worker), load
+        if self._is_engine_full(worker) is not was_full:
+            self.judge(worker, now_ns)
+
     def judge(self, worker: Worker, now_ns: int) -> None:
         """Decide again whether a worker has room."""
         self.stirred = True
@@ -73,6 +87,8 @@ class Rooms:
             reason = "no_slot"
         elif worker.kv_reserved_blocks >= worker.spec.kv_blocks:
             reason = "kv_full"
+        elif worker.load is not None and self._is_engine_full(worker):
+            reason = "engine_full"
         elif worker.prefill_pending_tokens(now_ns) >= self._prefill_max:
             reason = "prefill_full"
             at_ns = worker.prefill_room_at_ns(self._prefill_max)
@@ -118,6 +134,12 @@ class Rooms:
         if waiting and self._reopen and (at_ns is None or self._reopen[0][0] < at_ns):
             at_ns = self._reopen[0][0]
         return at_ns
+
+    def _is_engine_full(self, worker: Worker) -> bool:
+        load, full = worker.load, self._engine_full_fraction
+        if load is None or full <= 0.0:
+            return False
+        return load.kv_used_fraction >= (full * NEARLY_FULL_PART if load.waiting > 0 else full)
 
     def _age_by(self, at_ns: int) -> None:
         if self._age_at_ns is None or at_ns < self._age_at_ns:

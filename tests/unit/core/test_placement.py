@@ -229,6 +229,45 @@ def test_an_incomplete_worker_is_still_a_candidate(world: World) -> None:
     assert ticket(world.submit("a", keys)).worker_id == "w1"
 
 
+def engine_says(world: World, worker: str, waiting: int, kv_used_fraction: float) -> None:
+    world.step(WorkerHeard(WorkerId(worker), WorkerLoad(1, waiting, kv_used_fraction, world.now_ns)))
+
+
+def test_an_engine_that_says_it_is_full_gets_nothing_until_it_says_otherwise(world: World) -> None:
+    keys = chain(1, 8)
+    world.store("w1", keys)
+    engine_says(world, "w1", 0, 0.97)
+    assert ticket(world.submit("a", keys)).worker_id != "w1"
+    assert [each.closed for each in world.scheduler.status(world.now_ns).workers].count("engine_full") == 1
+    engine_says(world, "w1", 0, 0.96)
+    assert ticket(world.submit("a", (*keys, 99))).worker_id == "w1"
+
+
+def test_what_an_engine_said_ends_with_its_epoch(world: World) -> None:
+    keys = chain(1, 8)
+    engine_says(world, "w1", 0, 1.0)
+    world.workers("w1", epoch=2)
+    world.store("w1", keys, epoch=2)
+    assert ticket(world.submit("a", keys)).worker_id == "w1"
+
+
+def test_an_engine_whose_own_queue_waits_for_memory_gets_nothing(world: World) -> None:
+    keys = chain(1, 8)
+    world.store("w1", keys)
+    engine_says(world, "w1", 3, 0.5)
+    assert ticket(world.submit("a", keys)).worker_id == "w1"
+    engine_says(world, "w1", 3, 0.9)
+    assert ticket(world.submit("a", (*keys, 99))).worker_id != "w1"
+
+
+def test_what_waits_is_dispatched_when_the_last_full_engine_says_it_has_room(world: World) -> None:
+    for name in FOUR:
+        engine_says(world, name, 0, 1.0)
+    assert not tickets(world.submit("a", chain(1, 8)))
+    effects = world.step(WorkerHeard(WorkerId("w3"), WorkerLoad(1, 0, 0.2, world.now_ns)))
+    assert [each.worker_id for each in tickets(effects)] == ["w3"]
+
+
 def test_a_worker_that_returns_inherits_nothing(world: World) -> None:
     first = ticket(world.submit("a", chain(1, 10)))
     world.settle(first)

@@ -16,9 +16,10 @@ from evenhand.core.facts import (
     TenantSpec,
     TenantState,
     Usage,
+    WorkerLoad,
 )
-from evenhand.core.ids import PoolId, TenantId
-from evenhand.core.steps import Granted, Refused, Settle, TenantChanged, TicketUnknown
+from evenhand.core.ids import PoolId, TenantId, WorkerId
+from evenhand.core.steps import Granted, Refused, Settle, TenantChanged, TicketUnknown, WorkerHeard
 
 LONG_MS = 10**9
 
@@ -137,6 +138,12 @@ def waited_ms(**changes: Any) -> Seen:
     while not granted:
         granted, waited = tickets(world.tick(500)), waited + 500
     return waited
+
+
+def engine_full_fraction(value: float) -> Seen:
+    world = pool("a", engine_full_fraction=value)
+    world.step(WorkerHeard(WorkerId("w1"), WorkerLoad(1, 0, 0.97, 0)))
+    return len(tickets(world.submit("a")))
 
 
 def load_penalty(value: float) -> Seen:
@@ -289,6 +296,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "load_penalty": (load_penalty, 0.0, 10.0),
     "fill_penalty": (fill_penalty, 0.0, 1.0),
     "headroom_divisor": (headroom_divisor, 2, 8),
+    "engine_full_fraction": (engine_full_fraction, 0.9, 0.0),
     "ticket_ttl_ms": (ticket_ttl_ms, 400, 600),
     "ticket_confirm_ms": (ticket_confirm_ms, 400, 600),
     "taken_over_wait_max_ms": (taken_over_wait_max_ms, 400, 600),
