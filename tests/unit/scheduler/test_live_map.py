@@ -41,8 +41,8 @@ class Clock:
 class Reader:
     """Gives one record a step and notes, when asked for the next, whether the map was caught up by then.
 
-    A step is (seconds that pass before it, age of its record in seconds by this host's clock); None for the age: an
-    empty batch.
+    A step is (seconds that pass before it, age of its record in seconds by this host's clock); None for the age
+    stands for an empty batch.
     """
 
     def __init__(self, clock: Clock, steps: Sequence[tuple[float, float | None]]) -> None:
