@@ -15,7 +15,7 @@ from evenhand.core.errors import InvalidInput
 from evenhand.core.ids import WorkerId
 from evenhand.core.kv import KvBatch, SnapshotPart
 from evenhand.policies.known_cache import EventMap, KnownCache, SentMap
-from evenhand.policies.plain import PushPolicy, Worker
+from evenhand.policies.plain import PushPolicy, Worker, fewest_in_flight
 from evenhand.policies.policy import Arrival, FleetWorker, check_least
 
 SENT_BLOCKS_MAX = 1 << 20
@@ -23,15 +23,6 @@ SENT_BLOCKS_MAX = 1 << 20
 
 POINTS_MAX = 10_000
 """Places of one worker on the ring; all are built anew whenever the fleet changes."""
-
-
-def fewest_in_flight(workers: Sequence[Worker]) -> Worker:
-    """Least load; the first among equals."""
-    return min(workers, key=_in_flight)
-
-
-def _in_flight(worker: Worker) -> int:
-    return worker.in_flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from enum import Enum
 
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
+from evenhand.core.kv import KvBatch, SnapshotPart
+from evenhand.policies.known_cache import EventMap
 from evenhand.policies.plain import PlainPolicy, Worker
 from evenhand.policies.policy import Arrival, FleetWorker, Placed
 
@@ -252,3 +254,31 @@ class CentralPolicy(PlainPolicy):
         room.kv_tokens -= held.kv_tokens
         room.prefill_tokens -= held.prefill_tokens
         self._stirred = True
+
+
+class InformedCentralPolicy(CentralPolicy):
+    """A backlog here, and an exact map of the caches, from which it knows what would have to be computed where."""
+
+    wants_map = True
+
+    def __init__(self, room: RoomSettings) -> None:
+        super().__init__(room)
+        self.known = EventMap()
+
+    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
+        return self.uncached_given(arrival, worker, self.known.match(arrival.block_names))
+
+    def uncached_given(self, arrival: Arrival, worker: Worker, held: dict[WorkerId, int]) -> int:
+        """``uncached_tokens`` by a match that was looked up before: blocks held, by worker. At least 1."""
+        return max(1, arrival.prompt_tokens - held.get(worker.worker_id, 0) * worker.spec.block_size)
+
+    def fits_given(self, arrival: Arrival, worker: Worker, held: dict[WorkerId, int]) -> bool:
+        """Whether the worker has room for it now, by a match that was looked up before."""
+        return self.fits(arrival, worker, self.uncached_given(arrival, worker, held))
+
+    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
+        self.known.lost(worker_id)
+        super().worker_lost(worker_id, returned, now_ns)
+
+    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
+        self.known.changed(message)

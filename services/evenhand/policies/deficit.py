@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from evenhand.core.facts import Usage
 from evenhand.core.ids import WorkerId
-from evenhand.core.kv import KvBatch, SnapshotPart
-from evenhand.policies.affinity import MatchingPolicy, fewest_in_flight
-from evenhand.policies.central import CentralPolicy, RoomSettings
+from evenhand.policies.affinity import MatchingPolicy
+from evenhand.policies.central import InformedCentralPolicy, RoomSettings
 from evenhand.policies.known_cache import EventMap
-from evenhand.policies.plain import Worker
+from evenhand.policies.plain import Worker, fewest_in_flight
 from evenhand.policies.policy import Arrival, EngineOrder, Placed, check_least
 
 OUTPUT_COST = 2.0
@@ -77,17 +76,15 @@ class _Match:
         self.held = held
 
 
-class Dlpm(CentralPolicy):
+class Dlpm(InformedCentralPolicy):
     """Most cached first among clients with deficit left."""
 
     name = "dlpm"
-    wants_map = True
     wants_progress = True
 
     def __init__(self, settings: DlpmSettings, seed: int) -> None:
         super().__init__(settings)
         self.settings = settings
-        self.known = EventMap()
         self.deficits = Deficits(settings.quantum)
         self._matches: dict[int, _Match] = {}
         self._weights: dict[str, float] = {}
@@ -110,16 +107,9 @@ class Dlpm(CentralPolicy):
                     order = (-cached, worker.in_flight, arrival.arrival_id)
                     if best_order is not None and order >= best_order:
                         continue
-                    if self.fits(arrival, worker, self._uncached(arrival, worker, cached)):
+                    if self.fits_given(arrival, worker, held):
                         best, best_order = Placed(arrival, worker.worker_id), order
         return best
-
-    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
-        held = self.known.match(arrival.block_names).get(worker.worker_id, 0)
-        return self._uncached(arrival, worker, held)
-
-    def _uncached(self, arrival: Arrival, worker: Worker, held: int) -> int:
-        return max(1, arrival.prompt_tokens - held * worker.spec.block_size)
 
     def _match(self, arrival: Arrival, now_ns: int) -> dict[WorkerId, int]:
         match = self._matches.get(arrival.arrival_id)
@@ -142,13 +132,6 @@ class Dlpm(CentralPolicy):
         cost = self.settings.output_cost
         for arrival, tokens in produced:
             self.deficits.charge(arrival.tenant, cost * tokens)
-
-    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
-        self.known.lost(worker_id)
-        super().worker_lost(worker_id, returned, now_ns)
-
-    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
-        self.known.changed(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,15 @@ class Worker:
         """Of those, without a first token so far."""
 
 
+def fewest_in_flight(workers: Sequence[Worker]) -> Worker:
+    """Least load; the first among equals."""
+    return min(workers, key=_in_flight)
+
+
+def _in_flight(worker: Worker) -> int:
+    return worker.in_flight
+
+
 class PlainPolicy(ABC):
     """Fleet and counts; the rest does nothing."""
 

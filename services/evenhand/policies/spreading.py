@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from evenhand.policies.plain import PushPolicy, Worker
+from evenhand.policies.plain import PushPolicy, Worker, fewest_in_flight
 from evenhand.policies.policy import Arrival
 
 
@@ -35,8 +35,4 @@ class LeastLoad(PushPolicy):
         super().__init__()
 
     def choose(self, arrival: Arrival, now_ns: int) -> Worker:
-        return min(self.workers, key=_load)
-
-
-def _load(worker: Worker) -> int:
-    return worker.in_flight
+        return fewest_in_flight(self.workers)

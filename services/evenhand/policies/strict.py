@@ -9,22 +9,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from evenhand.core.ids import WorkerId
-from evenhand.core.kv import KvBatch, SnapshotPart
-from evenhand.policies.central import CentralPolicy, RoomSettings
-from evenhand.policies.known_cache import EventMap
+from evenhand.policies.central import InformedCentralPolicy, RoomSettings
 from evenhand.policies.plain import Worker
 from evenhand.policies.policy import Arrival, Placed
 
 
-class StrictPriority(CentralPolicy):
+class StrictPriority(InformedCentralPolicy):
     """The well-behaved first."""
 
     name = "strict-priority"
-    wants_map = True
 
     def __init__(self, settings: RoomSettings, seed: int) -> None:
         super().__init__(settings)
-        self.known = EventMap()
         self._first: OrderedDict[int, Arrival] = OrderedDict()
         self._rest: OrderedDict[int, Arrival] = OrderedDict()
 
@@ -34,17 +30,11 @@ class StrictPriority(CentralPolicy):
         held = self.known.match(arrival.block_names)
         best: Worker | None = None
         for worker in self.workers:
-            if not self.fits(arrival, worker, self._uncached(arrival, worker, held)):
+            if not self.fits_given(arrival, worker, held):
                 continue
             if best is None or _better(worker, best, held):
                 best = worker
         return Placed(arrival, best.worker_id) if best is not None else None
-
-    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
-        return self._uncached(arrival, worker, self.known.match(arrival.block_names))
-
-    def _uncached(self, arrival: Arrival, worker: Worker, held: dict[WorkerId, int]) -> int:
-        return max(1, arrival.prompt_tokens - held.get(worker.worker_id, 0) * worker.spec.block_size)
 
     def queued(self, arrival: Arrival, first: bool, now_ns: int) -> None:
         order = self._first if arrival.well_behaved else self._rest
@@ -62,13 +52,6 @@ class StrictPriority(CentralPolicy):
 
     def placed(self, arrival: Arrival, worker: Worker, now_ns: int) -> None:
         self.unqueued(arrival, False)
-
-    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
-        self.known.lost(worker_id)
-        super().worker_lost(worker_id, returned, now_ns)
-
-    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
-        self.known.changed(message)
 
 
 def _better(worker: Worker, other: Worker, held: dict[WorkerId, int]) -> bool:

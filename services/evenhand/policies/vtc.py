@@ -21,10 +21,8 @@ from enum import Enum
 from evenhand.core.errors import InvalidInput
 from evenhand.core.facts import Usage
 from evenhand.core.ids import TenantId, WorkerId
-from evenhand.core.kv import KvBatch, SnapshotPart
-from evenhand.policies.central import CentralPolicy, RoomSettings
-from evenhand.policies.known_cache import EventMap
-from evenhand.policies.plain import Worker
+from evenhand.policies.central import InformedCentralPolicy, RoomSettings
+from evenhand.policies.plain import Worker, fewest_in_flight
 from evenhand.policies.policy import Arrival, Placed
 from evenhand.policies.vtc_counters import INPUT_COST, OUTPUT_COST, VtcCounters, VtcLeg
 
@@ -55,19 +53,16 @@ class VtcSettings(RoomSettings):
             )
 
 
-class Vtc(CentralPolicy):
+class Vtc(InformedCentralPolicy):
     """The least counter next, to the least loaded worker with room."""
 
     name = "vtc"
-    wants_map = True
-    """For room alone: what must be computed there."""
     wants_progress = True
 
     def __init__(self, settings: VtcSettings, seed: int) -> None:
         super().__init__(settings)
         self.settings = settings
         self.counters = VtcCounters(input_cost=settings.input_cost, output_cost=settings.output_cost)
-        self.known = EventMap()
         self._random = random.Random(f"vtc/{seed}")  # noqa: S311 - no secret
         self._predicted: dict[int, float] = {}
         self._legs: dict[int, VtcLeg] = {}
@@ -85,16 +80,8 @@ class Vtc(CentralPolicy):
         if not possible:
             return None
         held = self.known.match(arrival.block_names)
-        with_room = [worker for worker in possible if self._fits_with(arrival, worker, held)]
-        return min(with_room, key=_in_flight, default=None)
-
-    def uncached_tokens(self, arrival: Arrival, worker: Worker) -> int:
-        held = self.known.match(arrival.block_names).get(worker.worker_id, 0)
-        return max(1, arrival.prompt_tokens - held * worker.spec.block_size)
-
-    def _fits_with(self, arrival: Arrival, worker: Worker, held: dict[WorkerId, int]) -> bool:
-        cached = held.get(worker.worker_id, 0) * worker.spec.block_size
-        return self.fits(arrival, worker, max(1, arrival.prompt_tokens - cached))
+        with_room = [worker for worker in possible if self.fits_given(arrival, worker, held)]
+        return fewest_in_flight(with_room) if with_room else None
 
     def queued(self, arrival: Arrival, first: bool, now_ns: int) -> None:
         self.counters.set_weight(TenantId(arrival.tenant), arrival.weight)
@@ -126,13 +113,6 @@ class Vtc(CentralPolicy):
             self.counters.end(self._legs.pop(arrival.arrival_id))
         super().take_back(returned, now_ns)
 
-    def worker_lost(self, worker_id: WorkerId, returned: Sequence[Arrival], now_ns: int) -> None:
-        self.known.lost(worker_id)
-        super().worker_lost(worker_id, returned, now_ns)
-
-    def map_changed(self, message: KvBatch | SnapshotPart, now_ns: int) -> None:
-        self.known.changed(message)
-
     def _end(self, arrival: Arrival) -> None:
         self._predicted.pop(arrival.arrival_id, None)
         leg = self._legs.pop(arrival.arrival_id, None)
@@ -163,10 +143,6 @@ class VtcAffine(Vtc):
         held = self.known.match(arrival.block_names)
         possible.sort(key=lambda worker: (-held.get(worker.worker_id, 0), worker.in_flight))
         for worker in possible:
-            if self._fits_with(arrival, worker, held):
+            if self.fits_given(arrival, worker, held):
                 return worker
         return None
-
-
-def _in_flight(worker: Worker) -> int:
-    return worker.in_flight
