@@ -345,6 +345,7 @@ class Adversary:
         operation = Stored(keys) if rng.random() < 0.7 else Removed(keys)
         self.seqs[worker_id] = self.seqs.get(worker_id, 0) + 1
         batch = KvBatch(worker_id, self.workers[worker_id].epoch, Seq(self.seqs[worker_id]), (operation,))
+        self._woken()  # before the map changes: who is woken is told of the change after it
         fold(self.map, batch)
         self._step(MapChanged(worker_id))
 
@@ -422,10 +423,14 @@ class Adversary:
             self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
         return self._one(input)
 
+    def _woken(self) -> None:
+        if self.wake_at_ns is not None and self.wake_at_ns <= self.now_ns:
+            self._one(Tick())
+
     def _one(self, input: Input) -> tuple[Effect, ...]:
         """As a shell does: whoever asked to be woken is woken first."""
-        if self.wake_at_ns is not None and self.wake_at_ns <= self.now_ns and not isinstance(input, Tick):
-            self._one(Tick())
+        if not isinstance(input, Tick):
+            self._woken()
         if self.wake_at_ns is not None and self.wake_at_ns <= self.now_ns:
             self.wake_at_ns = None
         effects = self.scheduler.step(input, self.now_ns)
