@@ -26,6 +26,9 @@ from evenhand.policies.plain import Worker, fewest_in_flight
 from evenhand.policies.policy import Arrival, Placed
 from evenhand.policies.vtc_counters import INPUT_COST, OUTPUT_COST, VtcCounters, VtcLeg
 
+PREDICTION_ERROR = 0.5
+"""The noisy prediction is even within this part of the truth, above and below."""
+
 
 class Prediction(Enum):
     """Who says how long an output will be."""
@@ -33,7 +36,7 @@ class Prediction(Enum):
     NONE = "none"
     ORACLE = "oracle"
     NOISY = "noisy"
-    """The truth times a number from 0.5 to 1.5."""
+    """The truth times a number within ``PREDICTION_ERROR`` of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class Vtc(InformedCentralPolicy):
             return float(arrival.output_tokens)
         predicted = self._predicted.get(arrival.arrival_id)
         if predicted is None:
-            predicted = arrival.output_tokens * self._random.uniform(0.5, 1.5)
+            predicted = arrival.output_tokens * self._random.uniform(1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR)
             self._predicted[arrival.arrival_id] = predicted
         return predicted
 

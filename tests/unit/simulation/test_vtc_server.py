@@ -4,9 +4,10 @@ import pytest
 
 from evenhand.core.ids import TenantId
 from evenhand.engine.block_pool import BlockPool
+from evenhand.policies.vtc import PREDICTION_ERROR, Prediction
 from evenhand.simulation.vtc.experiment import front_of
 from evenhand.simulation.vtc.fronts import InEngine
-from evenhand.simulation.vtc.orders import PREDICTION_ERROR, Prediction, VtcOrder
+from evenhand.simulation.vtc.orders import VtcOrder
 from evenhand.simulation.vtc.published import Rule
 from evenhand.simulation.vtc.server import ADMISSION, STEP_TIME, TOKENS_ADDED, engine_request, serve
 from evenhand.simulation.vtc.workloads import NS_PER_S, Ask
@@ -71,7 +72,7 @@ def test_the_least_served_clients_oldest_request_is_the_head() -> None:
 
 @pytest.mark.parametrize(("prediction", "least", "most"), [
     (Prediction.NONE, 0.0, 0.0),
-    (Prediction.EXACT, 1.0, 1.0),
+    (Prediction.ORACLE, 1.0, 1.0),
     (Prediction.NOISY, 1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR),
 ])  # fmt: skip
 def test_what_is_charged_at_admission_and_in_the_end(prediction: Prediction, least: float, most: float) -> None:

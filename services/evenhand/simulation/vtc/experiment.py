@@ -11,6 +11,7 @@ from typing import assert_never
 from evenhand.core.ids import WorkerId
 from evenhand.policies.policy import FleetWorker
 from evenhand.policies.table import make_policy
+from evenhand.policies.vtc import Prediction
 from evenhand.simulation.experiments.experiment import (
     Cell,
     Claim,
@@ -32,7 +33,7 @@ from evenhand.simulation.vtc.measures import (
     tokens_per_s,
     windowed_differences,
 )
-from evenhand.simulation.vtc.orders import Prediction, VtcOrder
+from evenhand.simulation.vtc.orders import VtcOrder
 from evenhand.simulation.vtc.published import MEASUREMENTS, Measure, Measurement, Rule
 from evenhand.simulation.vtc.remarks import REMARKS
 from evenhand.simulation.vtc.server import ADMISSION, KV_TOKENS, LIMITS, SEQUENCES_MAX, STEP_TIME, serve
@@ -74,7 +75,7 @@ def front_of(rule: Rule, seed: int) -> Front:
         case Rule.VTC_NOISY:
             return InEngine(VtcOrder(Prediction.NOISY, seed))
         case Rule.VTC_ORACLE:
-            return InEngine(VtcOrder(Prediction.EXACT, seed))
+            return InEngine(VtcOrder(Prediction.ORACLE, seed))
         case Rule.EVENHAND:
             return _evenhand({}, seed)
         case Rule.EVENHAND_T0:

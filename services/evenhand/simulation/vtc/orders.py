@@ -5,25 +5,14 @@ place among its client's own. Nothing here is preempted: the engine reserves eve
 """
 
 from collections import deque
-from enum import Enum
 from random import Random
 from typing import assert_never
 
 from evenhand.core.ids import TenantId
 from evenhand.engine.block_pool import BlockPool
 from evenhand.engine.request import EngineRequest
+from evenhand.policies.vtc import PREDICTION_ERROR, Prediction
 from evenhand.policies.vtc_counters import VtcCounters, VtcLeg
-
-PREDICTION_ERROR = 0.5
-"""The noisy prediction is uniform within this part of the truth, above and below."""
-
-
-class Prediction(Enum):
-    """What VTC charges for an output before it is produced."""
-
-    NONE = "none"
-    NOISY = "noisy"
-    EXACT = "exact"
 
 
 class VtcOrder:
@@ -74,7 +63,7 @@ class VtcOrder:
         match self._prediction:
             case Prediction.NONE:
                 return 0.0
-            case Prediction.EXACT:
+            case Prediction.ORACLE:
                 return float(truth)
             case Prediction.NOISY:
                 return self._random.uniform(truth * (1 - PREDICTION_ERROR), truth * (1 + PREDICTION_ERROR))
