@@ -28,6 +28,7 @@ from evenhand.core.steps import (
     Granted,
     Input,
     MapChanged,
+    Renew,
     Settle,
     Submit,
     TenantChanged,
@@ -143,6 +144,9 @@ class Replay:
                 call = self.stub.Acquire(acquire, timeout=WAIT_S * 6)
                 self.answers[request.request_id] = asyncio.ensure_future(call)
                 await self.steps.until(Submit, since)
+            case Renew(ticket_id, usage):
+                grant = await self.answers[self.requests[ticket_id]]
+                await self.stub.Renew(pb.RenewRequest(ticket=grant.ticket, usage=_wire(usage)), timeout=WAIT_S)
             case Settle(ticket_id, usage, _, ttft_ms):
                 grant = await self.answers[self.requests[ticket_id]]
                 settle = pb.SettleRequest(ticket=grant.ticket, outcome=pb.OUTCOME_COMPLETED, usage=_wire(usage))
@@ -191,7 +195,9 @@ async def test_the_daemon_decides_as_the_simulation_did(tmp_path: Path, monkeypa
     policy = Watched(EvenhandSettings(**CORE))
     run_trial(policy, _with_cancels(hot_tenant(PLAN, chance)), TrialSettings(workers=WORKERS))
     cancels = sum(isinstance(told.what, Cancel) for told in policy.told)
+    renewals = sum(isinstance(told.what, Renew) for told in policy.told)
     assert cancels > 5
+    assert renewals > len(policy.granted) // 2
     assert len(policy.granted) > 200
     assert len({granted.decision.reason for granted in policy.granted}) > 1
     assert any(granted.ticket.predicted_cached_tokens for granted in policy.granted)

@@ -12,7 +12,7 @@ is told to the scheduler with the next renewal and, finally, with the settlement
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -92,6 +92,7 @@ class Grant:
         self._granted_at_ns = time.monotonic_ns()
         self._usage: Usage | None = None
         self._ttft_ms = 0.0
+        self._tell_first_token: Callable[[], None] = nobody
         self._worker_failed = False
         self._state = TicketState.OPEN
         self._end_sentence = ""
@@ -99,6 +100,7 @@ class Grant:
         # Kept by the client, in its loop:
         self._settlement: Settlement | None = None
         self._usage_told: Usage | None = None
+        self._renew_at_s = 0.0
         self._alive_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._renewing = False
@@ -245,9 +247,14 @@ class Grant:
             self._usage = Usage(**whole)
 
     def first_token(self) -> None:
-        """Say that the first token is here; the time since the grant is told with the settlement. Once counts."""
+        """Say that the first token is here; once counts.
+
+        The scheduler is told at once: the worker has room for another prefill. The time since the grant is told
+        with the settlement.
+        """
         if not self._ttft_ms:
             self._ttft_ms = (time.monotonic_ns() - self._granted_at_ns) / 1e6
+            self._tell_first_token()
 
     def worker_failed(self) -> None:
         """Say that the worker did not answer or broke off: leaving the block settles ``WORKER_LOST``."""
@@ -266,6 +273,19 @@ class Grant:
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
+
+
+def nobody() -> None:
+    """Until the grant is held, and after its end, nobody wants to know."""
+
+
+def usage_so_far(grant: Grant) -> pb.Usage | None:
+    """As a renewal tells it: with a token of output once the first is here, whatever was recorded."""
+    message = usage_message(grant.usage)
+    if grant._ttft_ms and (message is None or message.output_tokens == 0):
+        message = message if message is not None else pb.Usage()
+        message.output_tokens = 1
+    return message
 
 
 def usage_message(usage: Usage | None) -> pb.Usage | None:

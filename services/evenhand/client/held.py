@@ -3,6 +3,8 @@
 ::
 
     hold ──▶ renewals, every ``renew_after_ms`` ──▶ settle ──▶ told, or given up when the ticket has run out
+                ├── at the first token: the worker has room for another prefill
+                ├── when the output has grown by what matters, looked at every ``USAGE_LOOK_S``
                 └── connection lost: all renewed at once, so that the next session takes them up
 
 Why in the background: whoever leaves a block may be cancelled while it leaves, and the scheduler has to be told
@@ -19,7 +21,15 @@ from typing import Any
 
 from evenhand.client.calls import Calls
 from evenhand.client.errors import ClientError, TicketClosed, UnknownTicket
-from evenhand.client.grant import Grant, Outcome, Settlement, TicketState, usage_message
+from evenhand.client.grant import (
+    Grant,
+    Outcome,
+    Settlement,
+    TicketState,
+    nobody,
+    usage_message,
+    usage_so_far,
+)
 from evenhand.wire.generated import scheduler_pb2 as pb
 
 LEAVE_S = 10.0
@@ -28,6 +38,10 @@ RENEW_S_MIN = 0.05
 RENEW_AGAIN_S = 1.0
 """Pause after a renewal that failed, while the ticket may still live."""
 SETTLE_S_MIN = 1.0
+USAGE_LOOK_S = 1.0
+USAGE_GROWTH_MIN = 0.05
+"""Output is told again between renewals once it has grown by so many tokens for each cost token charged: what a
+leg turns out to cost beyond its charge counts while it runs, and a stream that is still costs no message."""
 
 _log = logging.getLogger("evenhand.client")
 _log.addHandler(logging.NullHandler())
@@ -56,11 +70,13 @@ class HeldTickets:
         """Keep the ticket alive until it is settled or ends by itself."""
         grant._alive_until_s = self._loop.time() + grant.ttl_ms / 1000
         self._grants[grant.ticket] = grant
+        grant._tell_first_token = lambda: self._first_token_is_here(grant)
         self._plan_renewal(grant)
 
     def settle(self, grant: Grant, outcome: Outcome) -> "asyncio.Task[None]":
         """Start telling the scheduler how the leg ended. Only once for a grant."""
         self._grants.pop(grant.ticket, None)
+        grant._tell_first_token = nobody
         if grant._timer is not None:
             grant._timer.cancel()
         return self._in_background(self._settle(grant, outcome), "settle")
@@ -144,14 +160,32 @@ class HeldTickets:
             grant._timer = self._loop.call_later(after_s, self._renew_in_background, grant)
             return
         after_s = max(RENEW_S_MIN, (grant._response.renew_after_ms or grant.ttl_ms / 3) / 1000)
-        grant._timer = self._loop.call_later(after_s, self._renewal_due, grant)
+        grant._renew_at_s = self._loop.time() + after_s
+        self._look_later(grant)
 
-    def _renewal_due(self, grant: Grant) -> None:
+    def _look_later(self, grant: Grant) -> None:
+        look_at_s = min(grant._renew_at_s, self._loop.time() + USAGE_LOOK_S)
+        grant._timer = self._loop.call_at(look_at_s, self._look, grant)
+
+    def _look(self, grant: Grant) -> None:
+        is_due = self._loop.time() >= grant._renew_at_s
         # Over a live session the scheduler renews by itself; what was used is news to it all the same.
-        if self._renews or grant.usage != grant._usage_told:
+        if _output_grew(grant) or (is_due and (self._renews or grant.usage != grant._usage_told)):
             self._renew_in_background(grant)
         elif grant.state is TicketState.OPEN and not self._closed:
-            self._plan_renewal(grant)
+            if is_due:
+                self._plan_renewal(grant)
+            else:
+                self._look_later(grant)
+
+    def _first_token_is_here(self, grant: Grant) -> None:
+        """Called in any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._renew_if_held, grant)
+
+    def _renew_if_held(self, grant: Grant) -> None:
+        if grant.ticket in self._grants:
+            self._renew_in_background(grant)
 
     def _renew_in_background(self, grant: Grant) -> None:
         if grant._timer is not None:
@@ -168,7 +202,7 @@ class HeldTickets:
             while True:
                 grant._renew_again = False
                 usage = grant.usage
-                question = pb.RenewRequest(ticket=grant.ticket, usage=usage_message(usage))
+                question = pb.RenewRequest(ticket=grant.ticket, usage=usage_so_far(grant))
                 reply = await self._calls.renew(question, grant._alive_until_s)
                 if reply.state == pb.TICKET_STATE_WORKER_LOST:
                     grant._end(TicketState.WORKER_LOST, "the scheduler said so when the ticket was renewed.")
@@ -206,3 +240,12 @@ class HeldTickets:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("A background task failed: %s", task.get_name(), exc_info=task.exception())
+
+
+def _output_grew(grant: Grant) -> bool:
+    """Has the recorded output grown by what matters since it was told last?"""
+    usage, told = grant.usage, grant._usage_told
+    if usage is None:
+        return False
+    grown = usage.output_tokens - (told.output_tokens if told is not None else 0)
+    return grown > USAGE_GROWTH_MIN * grant.charged_cost

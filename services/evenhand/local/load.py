@@ -117,6 +117,7 @@ class LoadRun:
                     continue
                 chunk = json.loads(line[6:])
                 if chunk.get("choices"):
+                    placement.first_token()
                     self._first_token(arrival)
                 if usage := chunk.get("usage"):
                     placement.prompt_tokens = usage["prompt_tokens"]

@@ -6,7 +6,7 @@ compare. Evenhand holds the backlog itself.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +30,8 @@ class Placement:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    first_token: Callable[[], None] = lambda: None
+    """To be called when the first token is here."""
 
 
 class Router(Protocol):
@@ -55,7 +57,9 @@ class EvenhandRouter:
         async with client.acquire(
             tokens=arrival.prompt, max_output_tokens=arrival.output_tokens, timeout=self._wait_s_max
         ) as grant:
-            placement = Placement(grant.address, grant.cache_salt, grant.predicted_cached_tokens)
+            placement = Placement(
+                grant.address, grant.cache_salt, grant.predicted_cached_tokens, first_token=grant.first_token
+            )
             try:
                 yield placement
             finally:

@@ -47,6 +47,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
     """Nothing is answered."""
     ttl_ms: int = 30_000
     renew_after_ms: int = 10_000
+    charged_cost: float = 0.0
     salt_generation: int = 1
     block_size: int = 4
     key_scheme: str = KEY_SCHEME
@@ -204,6 +205,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
             ttl_ms=self.ttl_ms,
             renew_after_ms=self.renew_after_ms,
             leg=opened.leg,
+            charged_cost=self.charged_cost,
             explanation=pb.Explanation(reason="affinity", sentence="It holds the prefix.", wait_ms=1.5),
         )
 

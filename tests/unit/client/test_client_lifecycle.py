@@ -15,6 +15,7 @@ from evenhand.client import (
     Outcome,
     TicketState,
     WorkerLost,
+    held,
     openai_kwargs,
 )
 from evenhand.core.block_key import block_keys, pack_keys, root_hash
@@ -179,6 +180,32 @@ async def test_usage_so_far_is_told_with_the_renewals(fake: FakeScheduler, conne
         grant.record_usage(output_tokens=2)
         await fake.until(lambda: any(renew.usage.output_tokens == 2 for renew in fake.renewed))
     assert fake.settled[0].usage == pb.Usage(prompt_tokens=10, output_tokens=2)
+
+
+async def test_the_first_token_is_told_at_once_and_once(fake: FakeScheduler, connect: Any) -> None:
+    async with connect() as client, client.acquire(**ASK) as grant:
+        grant.first_token()
+        await fake.until(lambda: fake.renewed)
+        grant.first_token()
+        await asyncio.sleep(0)
+    assert [renew.usage for renew in fake.renewed] == [pb.Usage(output_tokens=1)]
+    assert not fake.settled[0].HasField("usage"), "nothing was recorded"
+
+
+async def test_usage_that_grew_by_what_matters_is_told_between_renewals(
+    fake: FakeScheduler, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "USAGE_LOOK_S", 0.02)
+    fake.charged_cost = 1_000.0
+    async with connect() as client, client.acquire(**ASK) as grant:
+        grant.record_usage(prompt_tokens=10, output_tokens=50)
+        await asyncio.sleep(0.1)
+        assert not fake.renewed, "a growth of a twentieth of the charge is no news"
+        grant.record_usage(output_tokens=51)
+        await fake.until(lambda: fake.renewed)
+        grant.record_usage(output_tokens=101)
+        await asyncio.sleep(0.1)
+    assert [renew.usage.output_tokens for renew in fake.renewed] == [51]
 
 
 async def test_many_requests_at_once_keep_apart(fake: FakeScheduler, connect: Any) -> None:
