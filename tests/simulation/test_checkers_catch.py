@@ -12,6 +12,8 @@ import pytest
 
 from evenhand.core.cache_map import CacheMap, WorkerCache
 from evenhand.core.facts import LegOutcome
+from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.kv import Removed
 from evenhand.core.legs import Legs
 from evenhand.core.presence import Presence
@@ -20,6 +22,7 @@ from evenhand.core.worker import Worker
 from evenhand.ports import MapCommit
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.ownership import Ownership
+from evenhand.simulation.system.book import Page
 from evenhand.simulation.system.faults import parse_faults
 from evenhand.simulation.system.system import Options, Result, simulate
 from evenhand.state.pending import Pending
@@ -171,12 +174,33 @@ def removes_what_is_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(edge_state.Outbox, "add", add)
 
 
+def window_without_end(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has the best score is served, however far it is ahead."""
+    inside = FairQueue.first_inside
+    patch.setattr(FairQueue, "first_inside", lambda self, worker, _, count: inside(self, worker, 1e18, count))
+
+
+def window_unseen(patch: pytest.MonkeyPatch) -> None:
+    """The same, where no decision shows it: what tenants get tells."""
+    window_without_end(patch)
+    patch.setattr(Page, "_check_window", lambda _self, _key, _decision: None)
+
+
+def window_told_as_endless(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FairTree, "_window", lambda _self, _rate, _node: 1e18)
+
+
+def no_lift(patch: pytest.MonkeyPatch) -> None:
+    """Who comes back has saved up all the time it was away."""
+    patch.setattr(FairQueue, "_virtual_time_reached", lambda _self, _reach, _before: 0.0)
+
+
 MORE = "that the engine does not hold"
 LATER = "goes on after a later one has begun"
 CASES = (
     Case("an edge does not fence by epoch", no_fence, MORE, "engine-crash", seeds=(2,)),
     Case("the fold skips a removal", skipped_removal, MORE, seeds=(2,)),
-    Case("a duplicate is applied twice", duplicates_count, MORE, "frames-doubled", seeds=(6,)),
+    Case("a duplicate is applied twice", duplicates_count, MORE, "frames-doubled", seeds=(7,)),
     Case("a snapshot merges", snapshot_merges, MORE, "edge-crash,broker-away", workload="cold", seeds=(7,)),
     Case("positions are stored before rows", positions_before_rows, "the stored map", "state-crash", seeds=(1,)),
     Case("a lost worker's ticket is not released", room_kept, "keeps", "engine-crash", seeds=(5,)),
@@ -186,6 +210,10 @@ CASES = (
     Case("slots do not count", slots_without_end, "slots", seeds=(1,)),
     Case("one tenant goes free", one_goes_free, "P4", workload="hot", requests=400, seeds=(16,)),
     Case("a lapsed lease still grants", lease_for_ever, LATER, "scheduler-cut-off", seeds=(3,)),
+    Case("a window without end", window_without_end, "past lo + T", workload="hot", requests=200, seeds=(2,)),
+    Case("a window without end, unseen", window_unseen, "P4", workload="waves", requests=300, seeds=(3,)),
+    Case("a window told as endless", window_told_as_endless, "R allows", seeds=(1,)),
+    Case("no lift", no_lift, "P4", workload="waves", requests=300, seeds=(3,)),
     Case("an edge removes what is there", removes_what_is_there, "lacks", seeds=(1,)),
 )
 

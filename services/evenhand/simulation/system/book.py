@@ -6,19 +6,30 @@ One page a term of office. At every step it is checked:
   outcome says it pays for (P5, P7);
 - a worker never holds more tickets than slots, but for those that an earlier term left to it;
 - a request is answered only while it waits, and once (P7);
-- a dispatch inside the window is inside it (P1), and two tenants that are both backlogged all the while drift
-  apart in service by no more than their bounds together (P4, which P2 of both ends implies).
+- a dispatch inside the window is inside it (P1), the window is no wider than what the pool has delivered allows,
+  and two tenants that are both backlogged all the while drift apart in service by no more than their bounds
+  together (P4, which P2 of both ends implies; judged when the run is over).
 
 Only ordinary dispatches count for the last: what is booked to a guarantee is not on the clock.
 """
 
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import assert_never
 
-from evenhand.core.facts import CostWeights, Decision, LegOutcome, RefusalReason, Ticket, Usage
+from evenhand.core.estimator import COST_RATE_MEMORY_S
+from evenhand.core.facts import (
+    Decision,
+    LegOutcome,
+    RefusalReason,
+    SchedulerConfig,
+    Ticket,
+    Usage,
+    WorkerSpec,
+)
 from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import (
@@ -54,6 +65,8 @@ from evenhand.simulation.system.trace import Trace
 
 CENT = 1e-6
 """Relative tolerance for sums of floats."""
+
+WINDOW_SLACK = 1 + 1e-6
 
 Key = tuple[TenantId, RequestId]
 
@@ -91,8 +104,9 @@ class Totals:
 class Book:
     """All terms of one run's schedulers."""
 
-    def __init__(self, cost: CostWeights, trace: Trace, violated: Callable[[str], None]) -> None:
-        self.cost = cost
+    def __init__(self, config: SchedulerConfig, trace: Trace, violated: Callable[[str], None]) -> None:
+        self.config = config
+        self.cost = config.cost
         self.trace = trace
         self.violated = violated
         self.totals = Totals()
@@ -104,6 +118,8 @@ class Book:
         """When, by the run's own time."""
         self.page: Page | None = None
         """Of the latest term."""
+        self.drifts: list[Drift] = []
+        """Of every term."""
 
     def watch(self, scheduler: Stepper, term: int) -> Stepper:
         """Begin a page: steps go through it from here on."""
@@ -113,6 +129,49 @@ class Book:
             self.violated(f"Term {term} began after term {self.page.term}.")
         self.page = Page(self, scheduler, term)
         return self.page
+
+    def judge(self) -> None:
+        """The run is over: what each leg came to is known, so the drifts of all terms can be judged."""
+        for drift in self.drifts:
+            for sentence in drift.judge():
+                self.violated(sentence)
+            self.totals.drift_share_max = max(self.totals.drift_share_max, drift.share_max)
+
+
+class Rate:
+    """R, reckoned anew: what legs attained over the time in which any ticket was open, as of the last leg's end.
+
+    Both fade with that time.
+    """
+
+    def __init__(self, cost: float, busy_s: float) -> None:
+        self._cost = cost
+        self._busy_s = busy_s
+        self._at_ns: int | None = None
+        """Up to when busy time is counted; None: nothing is open."""
+        self.most_per_s = 0.0
+        """The largest that R was within this step."""
+
+    def step(self) -> None:
+        """A step begins."""
+        self.most_per_s = self._cost / self._busy_s
+
+    def opened(self, now_ns: int) -> None:
+        """A ticket is open."""
+        if self._at_ns is None:
+            self._at_ns = now_ns
+
+    def ended(self, cost: float, now_ns: int, left: int, lost: bool) -> None:
+        """A leg attained so much; ``left`` tickets are open. A leg lost with its worker tells nothing of R."""
+        if lost and left:
+            return
+        if self._at_ns is not None and now_ns > self._at_ns:
+            elapsed_s = (now_ns - self._at_ns) / 1e9
+            kept = math.exp(-elapsed_s / COST_RATE_MEMORY_S)
+            self._cost, self._busy_s = self._cost * kept, self._busy_s * kept + elapsed_s
+        self._at_ns = now_ns if left else None
+        self._cost += cost
+        self.most_per_s = max(self.most_per_s, self._cost / self._busy_s)
 
 
 class Page:
@@ -128,10 +187,22 @@ class Page:
         """Requests that wait, by tenant; no zeros."""
         self._book = book
         self._scheduler = scheduler
-        self._slots: dict[WorkerId, int] = {}
+        self.began_ns = book.trace.now_ns()
+        self.last_step_ns = self.began_ns
+        """By the run's own time, as ``began_ns``."""
+        self.ended: dict[TicketId, tuple[int, LegOutcome]] = {}
+        """When each ticket ended here, by the run's own time, and how."""
+        self._workers: dict[WorkerId, WorkerSpec] = {}
+        self._heard_ns: dict[WorkerId, int] = {}
         self._held: dict[WorkerId, int] = {}
-        self._drift = Drift(book.cost)
-        for held in scheduler.checkpoint().tickets:
+        before = book.drifts[-1] if book.drifts else None
+        self._drift = Drift(book.cost, *((before.window_max, before.charge_max) if before else ()))
+        book.drifts.append(self._drift)
+        restored = scheduler.checkpoint()
+        self._now_ns = 0
+        """Of the step, by the scheduler's own clock."""
+        self._rate = Rate(restored.cost_rate_cost, restored.cost_rate_busy_s)
+        for held in restored.tickets:
             self._take_over(held.ticket)
 
     def step(self, step_input: Input, now_ns: int) -> tuple[Effect, ...]:
@@ -147,7 +218,9 @@ class Page:
             book.violated(f"The core failed at {where}: {type(error).__name__}: {error}")
             raise
         book.totals.steps += 1
-        submitted = self._before(step_input)
+        submitted = self._before(step_input, now_ns)
+        self._rate.step()
+        self._now_ns, self.last_step_ns = now_ns, book.trace.now_ns()
         for effect in effects:
             match effect:
                 case Granted():
@@ -171,11 +244,7 @@ class Page:
                     assert_never(effect)
         if submitted is not None and submitted not in self._open_keys(submitted):
             self._wait(submitted)
-        self._drift.settle_down(self.waiting_counts)
-        for sentence in self._drift.excess:
-            book.violated(sentence)
-        self._drift.excess.clear()
-        book.totals.drift_share_max = max(book.totals.drift_share_max, self._drift.share_max)
+        self._drift.settle_down(self.waiting_counts, book.trace.now_ns() // 1_000_000)
         return effects
 
     # ---- within
@@ -192,32 +261,48 @@ class Page:
             if not self.waiting_counts[key[0]]:
                 del self.waiting_counts[key[0]]
 
-    def _before(self, step_input: Input) -> Key | None:
+    def _before(self, step_input: Input, now_ns: int) -> Key | None:
         """Note what the input says; the request that it submits."""
         match step_input:
             case Submit(request):
                 return request.tenant_id, request.request_id
             case WorkerJoined(spec):
-                self._slots[spec.worker_id] = spec.slots
+                if self._workers.get(spec.worker_id) != spec:
+                    self._drift.begin_anew()
+                self._workers[spec.worker_id] = spec
+                self._heard(spec.worker_id, now_ns)
+            case WorkerHeard(worker_id):
+                self._heard(worker_id, now_ns)
+            case WorkerGone(worker_id):
+                self._workers.pop(worker_id, None)
                 self._drift.begin_anew()
-            case WorkerGone() | WorkerDrained() | TenantForgotten() | BandsChanged() | ShutDown():
+            case WorkerDrained() | BandsChanged() | ShutDown():
                 self._drift.begin_anew()
+            case TenantForgotten(tenant_id):
+                self._drift.forget(tenant_id)
             case TenantChanged(spec):
                 self._drift.tenant(spec)
             case TicketAdopted(ticket):
                 self._drift.begin_anew()
                 self._book.trace.add("book", f"adopting {ticket.ticket_id}")
-            case Cancel() | Renew() | Settle() | WorkerHeard() | MapChanged() | Tick():
+            case Cancel() | Renew() | Settle() | MapChanged() | Tick():
                 pass
             case _:
                 assert_never(step_input)
         return None
 
+    def _heard(self, worker_id: WorkerId, now_ns: int) -> None:
+        """A worker unheard of for too long was no member meanwhile: the tenants reach it anew."""
+        before_ns = self._heard_ns.get(worker_id)
+        self._heard_ns[worker_id] = now_ns
+        if before_ns is None or now_ns - before_ns >= self._book.config.worker_stale_after_ms * 900_000:
+            self._drift.begin_anew()
+
     def _take_over(self, ticket: Ticket) -> None:
         self.open[ticket.ticket_id] = ticket
         self.inherited[ticket.ticket_id] = None
         self._held[ticket.worker_id] = self._held.get(ticket.worker_id, 0) + 1
-        self._drift.hold(ticket, booked=False)
+        self._drift.hold(ticket)
         self._book.totals.taken_over += 1
 
     def _granted(self, granted: Granted, submitted: Key | None) -> None:
@@ -239,18 +324,26 @@ class Page:
             book.violated(f"Ticket {ticket.ticket_id} was granted to {key}, which did not wait.")
         self._unwait(key)
         self._check_charge(ticket)
+        self._rate.opened(self._now_ns)
         self.open[ticket.ticket_id] = ticket
         held = self._held[ticket.worker_id] = self._held.get(ticket.worker_id, 0) + 1
         inherited = sum(self.open[known].worker_id == ticket.worker_id for known in self.inherited)
-        if held > self._slots.get(ticket.worker_id, 0) + inherited:
-            book.violated(f"{ticket.worker_id} has {held} tickets and {self._slots.get(ticket.worker_id)} slots.")
-        if not ticket.guaranteed:
+        spec = self._workers.get(ticket.worker_id)
+        slots = spec.slots if spec is not None else 0
+        if held > slots + inherited:
+            book.violated(f"{ticket.worker_id} has {held} tickets and {slots} slots.")
+        if ticket.guaranteed:
+            self._drift.hold(ticket)
+        else:
             self._check_window(key, decision)
-        self._drift.granted(ticket, decision.window)
+            self._drift.granted(ticket, decision.window)
 
     def _check_window(self, key: Key, decision: Decision) -> None:
-        """P1 at each level: bands, tenants, users."""
+        """P1 at each level: bands, tenants, users; T = delay · R / Σφ(A), with Σφ(A) no less than the chosen φ."""
+        reach = self._book.config.window_delay_ms / 1000 * self._rate.most_per_s * WINDOW_SLACK
         for level in decision.levels:
+            if level.window > reach / level.weight:
+                self._book.violated(f"P1: the window of {key} is {level.window}; R allows {reach / level.weight}.")
             behind = level.lo + level.window
             if level.virtual_time > behind + CENT * max(1.0, abs(behind)):
                 self._book.violated(f"P1: {key} was dispatched at v {level.virtual_time}, past lo + T = {behind}.")
@@ -270,6 +363,9 @@ class Page:
             book.violated(f"Ticket {ticket.ticket_id} ended ({ended.outcome.value}) and was not open.")
             return
         self.inherited.pop(ticket.ticket_id, None)
+        self.ended[ticket.ticket_id] = book.trace.now_ns(), ended.outcome
+        lost = ended.outcome is LegOutcome.WORKER_LOST
+        self._rate.ended(ended.attained, self._now_ns, len(self.open), lost)
         self._held[ticket.worker_id] -= 1
         book.totals.ends[ended.outcome.value] = book.totals.ends.get(ended.outcome.value, 0) + 1
         book.totals.corrected += ended.correction

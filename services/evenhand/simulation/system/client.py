@@ -150,6 +150,8 @@ class Client:
                 answer = await self._call("Resolve", wire, 5.0)
                 salt = self._around.salts[tenant] = answer.cache_salt
             except CallFailed as failed:
+                if failed.error.reason == RefusalReason.UNKNOWN_TENANT.value:
+                    return None
                 if failed.error.reason not in (*_AGAIN, UNKNOWN_POOL):
                     self._around.violated(f"Resolve of {tenant} failed: {failed.error}.")
                 await self.process.pause(self._pause_s(failed))
@@ -233,11 +235,15 @@ class Client:
             return
         self._leg = leg
         renew_at_s = loop.time() + grant.renew_after_ms / 1000
+        first_told = False
         try:
             while not stream.end:
                 if self._cancelling:
                     break
                 await stream.changed(max(0.0, renew_at_s - loop.time()))
+                if stream.first_at_s and stream.is_open() and not first_told:
+                    first_told = True
+                    self.process.start(self._renew(grant, stream))
                 if loop.time() >= renew_at_s and stream.is_open():
                     over, wait_s = await self._renew(grant, stream)
                     if over:

@@ -6,11 +6,13 @@ end of the load everything is brought back at once, and nothing strikes any more
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from evenhand.core.ids import WorkerId
-from evenhand.core.steps import WorkerDrained
+from evenhand.core.facts import TenantSpec, TenantState
+from evenhand.core.ids import TenantId, WorkerId
+from evenhand.core.steps import BandsChanged, WorkerDrained
 from evenhand.simulation.system.faults import Fault
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Disasters:
         self._system = system
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
+        self._tenants: dict[TenantId, TenantSpec] = {spec.tenant_id: spec for spec in system.shape.tenants}
+        """As the directory has them, or had them last."""
         self._acts: dict[Fault, Act] = {
             Fault.BROKER_AWAY: self._broker_away,
             Fault.BROKER_REPLACED: self._broker_replaced,
@@ -46,6 +50,10 @@ class Disasters:
             Fault.WORKERS_LEAVE: self._worker_leaves,
             Fault.LOADS_MISSING: self._loads_missing,
             Fault.CACHES_RESET: self._cache_reset,
+            Fault.TENANTS_CHANGED: self._tenant_changed,
+            Fault.TENANTS_SUSPENDED: self._tenant_suspended,
+            Fault.TENANTS_DELETED: self._tenant_deleted,
+            Fault.BANDS_CHANGED: self._bands_changed,
         }
 
     def begin(self, seconds: float) -> None:
@@ -167,6 +175,45 @@ class Disasters:
                     host.process.within(lambda host=host, step=step: host.actor.tell(step))  # type: ignore[misc]
             if draining:
                 await self._rest(random.uniform(0.3, 5.0))
+
+    # ---- the directory
+
+    def _set_tenant(self, spec: TenantSpec) -> None:
+        self._tenants[spec.tenant_id] = spec
+        self._system.database.directory.set_tenant(spec)
+
+    async def _tenant_changed(self, random: Random) -> None:
+        spec = self._tenants[random.choice(sorted(self._tenants))]
+        self._set_tenant(
+            replace(
+                spec,
+                weight=random.choice((0.25, 1.0, 3.0, 8.0)),
+                band=random.choice(self._system.shape.bands)[0],
+                concurrency_max=random.choice((0, 0, 1, 3)),
+                user_weights=random.choice(((), (("ben", 2.0),))),
+                queue_length_max=random.choice((1_000, 1_000, 3)),
+            )
+        )
+
+    async def _tenant_suspended(self, random: Random) -> None:
+        tenant_id = random.choice(sorted(self._tenants))
+        state = random.choice((TenantState.SUSPENDED, TenantState.DRAINING))
+        self._set_tenant(replace(self._tenants[tenant_id], state=state))
+        await self._rest(random.uniform(0.2, 4.0))
+        self._set_tenant(replace(self._tenants[tenant_id], state=TenantState.ACTIVE))
+
+    async def _tenant_deleted(self, random: Random) -> None:
+        tenant_id = random.choice(sorted(self._tenants))
+        self._system.deleted[tenant_id] = None
+        self._system.database.directory.remove_tenant(tenant_id)
+        await self._rest(random.uniform(0.1, 3.0))
+        self._set_tenant(replace(self._tenants[tenant_id], weight=random.choice((1.0, 2.0))))
+
+    async def _bands_changed(self, random: Random) -> None:
+        bands = tuple((name, random.choice((0.5, 1.0, 2.0, 5.0))) for name, _ in self._system.shape.bands)
+        for host in self._system.network.schedulers:
+            if host.process.alive and host.granting:
+                host.process.within(lambda host=host: host.actor.tell(BandsChanged(bands)))  # type: ignore[misc]
 
     # ---- services
 

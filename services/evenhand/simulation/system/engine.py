@@ -77,6 +77,8 @@ class SimulatedEngine:
         self.up = False
         self.mute = False
         """True: polls are not answered."""
+        self.entered: Callable[[SimulatedEngine], None] = lambda _engine: None
+        """Told when a request has come in."""
         self.sources: list[EngineSource] = []
         self.legs: dict[str, Leg] = {}
         """Legs that have not ended, by ticket."""
@@ -136,6 +138,7 @@ class SimulatedEngine:
         leg = Leg(ticket, request, content, told)
         request.label = leg
         self.legs[ticket] = self.counted[ticket] = leg
+        self.entered(self)
         self._go()
         return leg
 

@@ -60,6 +60,14 @@ class Fault(Enum):
     """An engine does not answer its edge's polls for a while."""
     CACHES_RESET = "caches-reset"
     """An engine forgets its prefix cache when idle."""
+    TENANTS_CHANGED = "tenants-changed"
+    """A tenant gets another weight, band, limit or other weights of its users."""
+    TENANTS_SUSPENDED = "tenants-suspended"
+    """A tenant is suspended or drained for a while."""
+    TENANTS_DELETED = "tenants-deleted"
+    """A tenant is deleted, and made anew under its name a little later."""
+    BANDS_CHANGED = "bands-changed"
+    """The pool's bands weigh otherwise, for the scheduler in office."""
 
 
 ALL: Final = tuple(Fault)

@@ -20,8 +20,10 @@ from typing import Any, Final, TextIO
 import structlog
 
 from evenhand.core.facts import SchedulerConfig
-from evenhand.core.ids import PoolId, WorkerId
+from evenhand.core.ids import PoolId, TenantId, WorkerId
 from evenhand.memory import MemoryLog
+from evenhand.scheduler.secret import MasterSecret
+from evenhand.scheduler.tickets import TicketSigner
 from evenhand.simulation.system.book import Book, Totals
 from evenhand.simulation.system.broker import Broker
 from evenhand.simulation.system.chance import Chance
@@ -31,7 +33,8 @@ from evenhand.simulation.system.clock import EPOCH_MS, SKEW_MS_MAX, Clock, Disks
 from evenhand.simulation.system.disasters import Disasters
 from evenhand.simulation.system.engine import SimulatedEngine
 from evenhand.simulation.system.faults import Fault, Weather, met_faults
-from evenhand.simulation.system.hosts import EdgeHost, SchedulerHost, StateHost
+from evenhand.simulation.system.hosts import SECRET, EdgeHost, SchedulerHost, StateHost
+from evenhand.simulation.system.inside import LAST, Inside
 from evenhand.simulation.system.network import Network
 from evenhand.simulation.system.process import Process, task_factory
 from evenhand.simulation.system.stores import Database
@@ -105,7 +108,7 @@ class System:
         self.database = Database(self.weather, self.trace, self.broker_ms)
         for spec in self.shape.tenants:
             self.database.directory.set_tenant(spec)
-        self.book = Book(self.config.cost, self.trace, self.violated)
+        self.book = Book(self.config, self.trace, self.violated)
         self.network = Network(self.weather)
         self.engines = {
             name: SimulatedEngine(
@@ -113,7 +116,13 @@ class System:
             )
             for name in (f"w{number}" for number in range(self.shape.engines))
         }
+        signer = TicketSigner(MasterSecret(SECRET).ticket_key(POOL))
+        inside = Inside(self.book, signer, self.shape.slots, self.violated)
+        for engine in self.engines.values():
+            engine.entered = inside.entered
         self.edges: dict[str, EdgeHost | None] = dict.fromkeys(self.engines)
+        self.deleted: dict[TenantId, None] = {}
+        """Tenants that were deleted in this run, whether or not they are back."""
         self.unknown: dict[str, int] = {}
         """Keys that earlier edges of a worker have declared unknown, of its engine's present life."""
         self.state: StateHost | None = None
@@ -248,9 +257,10 @@ class System:
         await self._drained()
         for name, engine in self.engines.items():
             # A lost frame is noticed at the next one: the world goes on, so there is one.
-            engine.submit(f"last {name}", tokens(f"last {name}", LAST_TOKENS), 1, "", lambda _leg, _what: None)
+            engine.submit(f"{LAST}{name}", tokens(f"last {name}", LAST_TOKENS), 1, "", lambda _leg, _what: None)
         await self._agreed()
         final_check(self)
+        self.book.judge()
 
     async def _drained(self) -> None:
         """Wait until every client has its outcome and no ticket is open."""

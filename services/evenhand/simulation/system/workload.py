@@ -25,13 +25,16 @@ MODEL_TOKENS_MAX: Final = 1_024
 REQUESTS_MAX: Final = 1_000_000
 TENANTS_MAX: Final = 64
 _TOKEN_IDS: Final = range(FIRST_OUTPUT_TOKEN, 30_000)
-WORKLOADS: Final = ("mixed", "hot", "cold")
+WORKLOADS: Final = ("mixed", "hot", "cold", "waves")
 BANDS: Final = (("default", 1.0), ("batch", 0.5), ("gold", 3.0))
 USER_WEIGHTS: Final = (("ann", 3.0),)
 LIMITS: Final = RateLimits(240, 10, 60_000, 4_000)
 STEP: Final = StepTime(base_ns=18_000_000, prefill_token_ns=120_000, running_sequence_ns=200_000)
 SLOTS_TOTAL_MIN: Final = 6
 SLOTS_TOTAL_MAX: Final = 20
+WAVES_PART: Final = 0.2
+"""So many of the mixed workloads are waves: far too many requests, of ever more tenants, one after another."""
+OVERLOAD: Final = 3.0
 LEG_S: Final = 0.6
 """About what a request takes on an engine; sets how fast they arrive."""
 
@@ -140,12 +143,17 @@ def _draw_arrivals(
     prefixes = [random.randint(1, 3) for _ in tenants]
     lengths = [random.randint(2, 20) * BLOCK_SIZE for _ in tenants]
     on_until = [random.uniform(0.5, 8.0) for _ in tenants]
+    in_waves = workload == "waves" or (workload == "mixed" and random.random() < WAVES_PART)
+    if in_waves:
+        rate, appetite = slots / LEG_S * OVERLOAD, [1] * len(tenants)
     at_s = 0.0
-    for _ in range(requests):
+    for index in range(requests):
         at_s += random.expovariate(rate)
-        awake = [n for n, end_s in enumerate(on_until) if at_s % (end_s + 2.0) < end_s] or list(
-            range(len(tenants))
-        )
+        if in_waves:
+            awake = list(range(1 + index * len(tenants) // requests))
+        else:
+            awake = [n for n, end_s in enumerate(on_until) if at_s % (end_s + 2.0) < end_s]
+        awake = awake or list(range(len(tenants)))
         number = random.choices(awake, [appetite[n] for n in awake])[0]
         warm = workload != "cold" and ((workload == "hot" and number == 0) or random.random() < 0.7)
         yield Arrival(
