@@ -109,6 +109,8 @@ class Placement:
         self.heads = Heads(config, presence, fair, rooms)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
+        self._pass = 0
+        """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
         self.cold_wait_at_ns = NEVER_NS
         """When the first declined pair may be taken that the looks since the last ``begin`` found to wait."""
 
@@ -178,6 +180,7 @@ class Placement:
         best: Choice | None = None
         views: list[View] = []
         cold: dict[User, Choice | None] = {}
+        self._pass += 1
         divisor = self._config.headroom_divisor
         shared = None
         for worker in self._rooms.open.values():
@@ -206,7 +209,7 @@ class Placement:
         Who holds a part of a head there is looked at first, the largest share first; then the others in order,
         until one fits that neither age nor id could still beat: they all have the same score.
         """
-        worker_id, know = view.worker.spec.worker_id, self._know
+        worker_id, know, this_pass = view.worker.spec.worker_id, self._know, self._pass
         warm: list[tuple[float, int, User, BestHead]] = []
         others: list[tuple[User, BestHead]] = []
         for user in view.users:
@@ -215,6 +218,8 @@ class Placement:
                 head = user.cold
                 if head is None or not head.uniform or worker_id in user.warm_workers:
                     head = know(user, view.worker)
+            if head.declined_pass == this_pass:
+                continue
             if head.share > 0.0:
                 warm.append((-head.share, len(warm), user, head))
             else:
@@ -249,6 +254,7 @@ class Placement:
             choice = Choice(user, head.queued, view.worker, head.tokens, head.share - view.penalty)
         else:
             if head.is_declined():
+                head.declined_pass = self._pass
                 return best
             found = self._at(view, user, head, cold, now_ns)
             if found is None:
@@ -274,13 +280,21 @@ class Placement:
     def _best_declined(self, views: list[View], cold: dict[User, Choice | None], now_ns: int) -> Choice | None:
         """Where every pair is declined: of the most-behind user that need not wait on, the best pair."""
         best: Choice | None = None
+        this_pass = self._pass
         for view in views:
+            worker_id = view.worker.spec.worker_id
             for user in view.users:
                 if best is not None and best.user is not user and user.path > best.user.path:
                     continue
-                head = self._know(user, view.worker)
-                if head.waits_until_ns > now_ns and head.is_declined():
-                    self.cold_wait_at_ns = min(self.cold_wait_at_ns, head.waits_until_ns)
+                head = user.best.get(worker_id)
+                if head is None:
+                    head = user.cold
+                    if head is None or not head.uniform or worker_id in user.warm_workers:
+                        head = self._know(user, view.worker)
+                if head.waits_until_ns > now_ns and (head.declined_pass == this_pass or head.is_declined()):
+                    head.declined_pass = this_pass
+                    if head.waits_until_ns < self.cold_wait_at_ns:
+                        self.cold_wait_at_ns = head.waits_until_ns
                     continue
                 choice = self._at(view, user, head, cold, now_ns)
                 if choice is None:

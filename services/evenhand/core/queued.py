@@ -72,6 +72,7 @@ class BestHead:
         "blocks",
         "blocks_max",
         "blocks_min",
+        "declined_pass",
         "plain",
         "queued",
         "share",
@@ -98,9 +99,14 @@ class BestHead:
         them has no room, all are declined again."""
         self.plain = plain
         """Neither excluded there, nor too large, nor possibly declined: room is all it needs."""
+        self.declined_pass = 0
+        """The pass over the workers with room that last found ``is_declined``: it holds for the whole of it."""
         self.waits_until_ns = 0
         """Until when none of the heads declined there is to be taken, as of ``warmer``; past: look in full."""
 
     def is_declined(self) -> bool:
         """All heads were declined there, and are again: what made them be still has no room."""
-        return bool(self.warmer) and all(w.closed is not None and not w.stale for w in self.warmer)
+        for worker in self.warmer:
+            if worker.closed is None or worker.stale:
+                return False
+        return bool(self.warmer)
