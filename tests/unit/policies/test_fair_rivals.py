@@ -24,7 +24,7 @@ IN_FLIGHT_TOKENS = SLOTS * 2 * LENGTH
 
 def overload(weight: float = 1.0, prefix: int = 0) -> Workload:
     """Two clients that both ask for more than there is, one twice as often: 256 tokens in and out."""
-    arrivals = []
+    arrivals: list[Arrival] = []
     for tenant, gap_ns, phi in (("slow", 120_000_000, 1.0), ("fast", 60_000_000, weight)):
         for at_ns in range(0, 12 * S, gap_ns):
             names = tuple(range(prefix)) if tenant == "fast" else ()

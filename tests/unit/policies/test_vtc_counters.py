@@ -120,13 +120,13 @@ def test_the_papers_bound_holds_between_clients_that_always_wait(seed: int) -> N
     running: deque[tuple[VtcLeg, int, int]] = deque()
     bound = 2 * max(1 * input_tokens_max, 2 * pool_tokens)
     for _step in range(3_000):
-        while (client := counters.least()) is not None:
-            tokens, output = heads[client]
+        while (turn := counters.least()) is not None:
+            tokens, output = heads[turn]
             if sum(held for _leg, held, _left in running) + tokens + output > pool_tokens:
                 break
-            heads[client] = (random.randint(1, input_tokens_max), random.randint(1, 200))
-            served[client] += tokens
-            running.append((counters.admit(client, tokens), tokens + output, output))
+            heads[turn] = (random.randint(1, input_tokens_max), random.randint(1, 200))
+            served[turn] += tokens
+            running.append((counters.admit(turn, tokens), tokens + output, output))
         for leg, held, left in tuple(running):
             running.popleft()
             counters.produce(leg)

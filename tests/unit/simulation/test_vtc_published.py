@@ -42,11 +42,12 @@ def test_evenhands_core_is_no_less_fair_than_vtc_where_both_overload() -> None:
 
 def results(changed: dict[str, float]) -> Results:
     """As if every figure came out as published, but for those changed."""
-    values = {}
+    values: dict[str, dict[int, dict[str, float]]] = {}
     for cell in cells():
-        known = dict(cell.case.measurement.published).get(cell.case.rule, 1.0)
+        known: float = dict(cell.case.measurement.published).get(cell.case.rule, 1.0)
+        figure = changed.get(cell.label, known)
         moments = {f"moment_{index}": float(index + 1) for index in range(19)}
-        values[cell.label] = {1: {"figure": changed.get(cell.label, known), "tokens_per_s": 890.0, **moments}}
+        values[cell.label] = {1: {"figure": figure, "tokens_per_s": 890.0, **moments}}
     return Results(values)
 
 

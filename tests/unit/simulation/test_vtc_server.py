@@ -9,8 +9,8 @@ from evenhand.simulation.vtc.experiment import front_of
 from evenhand.simulation.vtc.fronts import InEngine
 from evenhand.simulation.vtc.orders import VtcOrder
 from evenhand.simulation.vtc.published import Rule
-from evenhand.simulation.vtc.server import ADMISSION, STEP_TIME, TOKENS_ADDED, engine_request, serve
-from evenhand.simulation.vtc.workloads import NS_PER_S, Ask
+from evenhand.simulation.vtc.server import ADMISSION, STEP_TIME, engine_request, serve
+from evenhand.simulation.vtc.workloads import NS_PER_S, TOKENS_ADDED, Ask
 
 A, B = TenantId("a"), TenantId("b")
 POOL = BlockPool(2)
