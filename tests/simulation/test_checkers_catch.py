@@ -23,7 +23,7 @@ from evenhand.ports import MapCommit
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.ownership import Ownership
 from evenhand.simulation.system.book import Page
-from evenhand.simulation.system.faults import parse_faults
+from evenhand.simulation.system.faults import CHANCES, Fault, parse_faults
 from evenhand.simulation.system.system import Options, Result, simulate
 from evenhand.state.pending import Pending
 from evenhand.worker import edge_state
@@ -75,6 +75,7 @@ def duplicates_count(patch: pytest.MonkeyPatch) -> None:
         return [self._deliver(edge_state.Deliver(seq, payload))] if again else real(self, seq, payload)
 
     patch.setattr(Continuity, "frame", frame)
+    patch.setitem(CHANCES, Fault.FRAMES_DOUBLED, 0.3)
 
 
 def snapshot_merges(patch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ LATER = "goes on after a later one has begun"
 CASES = (
     Case("an edge does not fence by epoch", no_fence, MORE, "engine-crash", seeds=(2,)),
     Case("the fold skips a removal", skipped_removal, MORE, seeds=(2,)),
-    Case("a duplicate is applied twice", duplicates_count, MORE, "frames-doubled", seeds=(7,)),
+    Case("a duplicate is applied twice", duplicates_count, MORE, "frames-doubled", seeds=(13, 21, 10)),
     Case("a snapshot merges", snapshot_merges, MORE, "edge-crash,broker-away", workload="cold", seeds=(7,)),
     Case("positions are stored before rows", positions_before_rows, "the stored map", "state-crash", seeds=(1,)),
     Case("a lost worker's ticket is not released", room_kept, "keeps", "engine-crash", seeds=(5,)),
