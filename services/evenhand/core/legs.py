@@ -103,6 +103,8 @@ class Legs:
         self._note_map(held, worker)
         self._overtake(user, queued)
         tenant.remove(request.request_id)
+        if choice.declined:
+            user.waits_since_ns = None
         self.outstanding.dispatched(tenant, charge)
         tenant.service.granted(now_ns)
         self._hold(user, held, worker, uncached_tokens, now_ns)

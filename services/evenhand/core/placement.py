@@ -9,9 +9,11 @@ then user), then the older request, then the lower predicted time to first token
 to first token *across requests* would be shortest-first; it only chooses among workers.)
 
 A pair is declined while a worker without room holds ``cold_decline_tokens`` more of the prompt. If nothing else is
-left, the most-behind user takes its best declined pair, but not before its request has been declined for so long
-that waiting cannot be called the cheaper way any more (``Fitting.cold_wait_ns``: some times what the missing
-tokens cost to compute, and at most ``cold_wait_ms_max``). So declining leaves a worker idle for that long at most.
+left, the most-behind user takes its best declined pair, but not before waiting cannot be called the cheaper way
+any more: its request has been declined, or its user has had something waiting beside an idle worker, for some
+times what the missing tokens cost to compute (``Fitting.cold_wait_ns``, at most ``cold_wait_ms_max``). So
+declining leaves a worker idle for that long at most; and a user whose requests all come to the one warm worker in
+time, one after another, has another worker warmed all the same.
 
 If the most-behind user fits nowhere for want of room, the worker predicted free first is kept for it. One that
 only headroom holds back keeps nothing: the headroom is there for others than it.
@@ -113,6 +115,10 @@ class Placement:
         """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
         self.cold_wait_at_ns = NEVER_NS
         """When the first declined pair may be taken that the looks since the last ``begin`` found to wait."""
+        self._waiting: dict[User, None] = {}
+        """Users that wait beside an idle worker, as of the last ``end``."""
+        self._found_waiting: dict[User, None] = {}
+        """… as of the looks since the last ``begin``."""
 
     @property
     def kept(self) -> tuple[User, Worker] | None:
@@ -123,6 +129,17 @@ class Placement:
     def begin(self) -> None:
         """Forget what earlier looks found to wait."""
         self.cold_wait_at_ns = NEVER_NS
+        self._found_waiting = {}
+
+    def end(self, now_ns: int) -> None:
+        """Nothing more is chosen: who waits beside an idle worker waits since now, or since it began to."""
+        for user in self._waiting:
+            if user not in self._found_waiting:
+                user.waits_since_ns = None
+        for user in self._found_waiting:
+            if user.waits_since_ns is None:
+                user.waits_since_ns = now_ns
+        self._waiting = self._found_waiting
 
     def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
         """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere.
@@ -293,14 +310,13 @@ class Placement:
                         head = self._know(user, view.worker)
                 if head.waits_until_ns > now_ns and (head.declined_pass == this_pass or head.is_declined()):
                     head.declined_pass = this_pass
-                    if head.waits_until_ns < self.cold_wait_at_ns:
-                        self.cold_wait_at_ns = head.waits_until_ns
+                    self._note_waiting(user, head.waits_until_ns)
                     continue
                 choice = self._at(view, user, head, cold, now_ns)
                 if choice is None:
                     continue
                 if choice.waits_until_ns > now_ns:
-                    self.cold_wait_at_ns = min(self.cold_wait_at_ns, choice.waits_until_ns)
+                    self._note_waiting(user, choice.waits_until_ns)
                 elif best is None or self._is_better_declined(choice, best, now_ns):
                     best = choice
                     choice.front, choice.candidates = view.front, view.users
@@ -393,4 +409,11 @@ class Placement:
         """Until when a request that is declined where so many of its tokens are waits for a warmer worker."""
         if queued.declined_since_ns is None:
             queued.declined_since_ns = now_ns
-        return queued.declined_since_ns + self.fitting.cold_wait_ns(queued, tokens)
+        since_ns, user = queued.declined_since_ns, queued.user
+        if user is not None and user.waits_since_ns is not None:
+            since_ns = min(since_ns, user.waits_since_ns)
+        return since_ns + self.fitting.cold_wait_ns(queued, tokens)
+
+    def _note_waiting(self, user: User, until_ns: int) -> None:
+        self.cold_wait_at_ns = min(self.cold_wait_at_ns, until_ns)
+        self._found_waiting[user] = None

@@ -241,6 +241,7 @@ class PoolScheduler:
         self._legs.fair.stirred = self._legs.rooms.stirred = False
         next_due_ns = self._legs.guarantees.next_due_ns(now_ns) if self._legs.rooms.open else None
         self._guarantee_at_ns = next_due_ns if next_due_ns is not None else NEVER_NS
+        placement.end(now_ns)
         self._cold_wait_at_ns = placement.cold_wait_at_ns
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:

@@ -52,6 +52,7 @@ class User(FairChild):
         "queue",
         "tenant",
         "tickets_open",
+        "waits_since_ns",
         "warm_workers",
     )
 
@@ -60,6 +61,9 @@ class User(FairChild):
         self.tenant = tenant
         self.queue: OrderedDict[RequestId, Queued] = OrderedDict()
         self.tickets_open = 0
+        self.waits_since_ns: int | None = None
+        """Since when without a break something of it waits for a warmer worker beside an idle one; None: it does
+        not."""
         self._heads: tuple[Queued, ...] | None = None
         self.best: dict[WorkerId, BestHead] = {}
         """What placement worked out per worker, until a head, its look-up or a worker's size changes."""

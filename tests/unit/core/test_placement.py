@@ -202,6 +202,24 @@ def test_the_wait_for_a_warm_worker_is_bounded_whatever_the_prompt() -> None:
     assert ticket(world.tick(1)).worker_id == "w2"
 
 
+def test_a_tenant_whose_requests_come_to_their_warm_worker_in_time_has_another_one_warmed() -> None:
+    world = World(steady(ticket_ttl_ms=10**7))
+    world.tenants("a")
+    world.workers("w1", "w2", slots=1)
+    warm = chain(1, 64)
+    world.store("w1", warm)
+    running = ticket(world.submit("a", warm))
+    for _ in range(30):
+        world.submit("a", warm)
+    # Each of the first H would be its turn on w1 before its own wait is over, and w2 would idle for ever.
+    workers = []
+    for _ in range(20):
+        granted = tickets(world.settle(running, after_ms=50))
+        workers += [each.worker_id for each in granted]
+        running = granted[0]
+    assert "w2" in workers
+
+
 def test_a_worker_that_goes_is_waited_for_no_longer() -> None:
     world = World(steady(ticket_ttl_ms=10**7))
     world.tenants("a")
