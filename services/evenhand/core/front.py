@@ -132,19 +132,26 @@ class Fronts:
     def sticky(self, front: Front, worker: Worker, tight: bool) -> list[User]:
         """Users of the tenants served last at a worker inside the window, but beyond the first K; in order."""
         users: list[User] = []
+        bands, capacity_tokens = front.bands, worker.capacity_tokens
+        band: Band | None = None
+        band_front: BandFront | None = None
         for tenant in worker.served.values():
             if not tenant.in_a:
                 continue
-            band_front = front.bands.get(tenant.band.node_id)
+            if tenant.band is not band:
+                band = tenant.band
+                band_front = bands.get(band.node_id)
             if band_front is None or band_front.last is None:
                 continue
-            if not (band_front.last[0] <= tenant.v <= band_front.v_max):
+            last, v = band_front.last, tenant.v
+            if v < last[0] or v > band_front.v_max:
                 continue
-            if (tenant.v, tenant.node_id) < band_front.last or tenant.reach_tokens > worker.capacity_tokens:
+            if (v, tenant.node_id) < last or tenant.reach_tokens > capacity_tokens:
                 continue
             if not tight or self._outstanding.below_share(tenant):
                 self.add_users(tenant, worker, users)
-        users.sort(key=path_v)
+        if len(users) > 1:
+            users.sort(key=path_v)
         return users
 
 

@@ -3,12 +3,13 @@
 Cached tokens of a waiting request are looked up when it becomes one of the first H, again at most every
 ``matches_refresh_ms`` while the map changes, and always for the chosen pair before it is final. Per user and
 worker the best head is remembered until a head or its look-up changes, so a decision costs one comparison a user
-and worker with room. Workers that hold no part of any head are alike to it and share one answer.
+and worker with room. Workers that hold no part of any head are alike to it and share one answer; for the others
+only the heads are compared that have a part there.
 
 This module writes only the look-ups cached on requests and users.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from evenhand.core.estimator import NS_PER_MS
 from evenhand.core.facts import SchedulerConfig
@@ -63,20 +64,36 @@ class Heads:
         worker_id = worker.spec.worker_id
         if user.cold is None:
             heads = self.of(user)
-            user.warm_workers = set().union(*[queued.cached for queued in heads])
+            warm_workers: dict[WorkerId, list[Queued]] = {}
+            user.warm_workers = warm_workers
+            for queued in heads:
+                for warm_id in queued.cached:
+                    known = warm_workers.get(warm_id)
+                    if known is None:
+                        warm_workers[warm_id] = [queued]
+                    else:
+                        known.append(queued)
             capacity_min_tokens = self._fair.capacity_min_tokens
             user.cold = self._best_head(heads, NO_WORKER, worker, capacity_min_tokens)
             user.cold.uniform = all(
                 not queued.excluded and queued.tokens_total <= capacity_min_tokens for queued in heads
             )
         cold = user.cold
-        if cold.uniform and worker_id not in user.warm_workers:
-            return cold
+        if cold.uniform:
+            warm = user.warm_workers.get(worker_id)
+            if warm is None:
+                return cold
+            # Whoever has a part there beats all that have none, and needs less there than anywhere cold.
+            best = self._best_head(warm, worker_id, worker, worker.capacity_tokens)
+            best.blocks_min = min(best.blocks_min, cold.blocks_min)
+            best.blocks_max = max(best.blocks_max, cold.blocks_max)
+            user.best[worker_id] = best
+            return best
         user.best[worker_id] = best = self._best_head(self.of(user), worker_id, worker, worker.capacity_tokens)
         return best
 
     def _best_head(
-        self, heads: tuple[Queued, ...], worker_id: WorkerId, worker: Worker, capacity_tokens: int
+        self, heads: Sequence[Queued], worker_id: WorkerId, worker: Worker, capacity_tokens: int
     ) -> BestHead:
         size, decline_tokens = worker.spec.block_size_tokens, self._config.cold_decline_tokens
         best: BestHead | None = None

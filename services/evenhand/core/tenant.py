@@ -31,7 +31,7 @@ from evenhand.core.queued import BestHead, Queued
 if TYPE_CHECKING:
     from evenhand.core.tickets import OpenTicket
 
-NO_WORKERS: set[WorkerId] = set()
+NO_HEADS: dict[WorkerId, list[Queued]] = {}
 
 USERS_AT_REST_MAX = 256
 """Users of a tenant that are remembered for their clock alone."""
@@ -69,8 +69,8 @@ class User(FairChild):
         """What placement worked out per worker, until a head, its look-up or a worker's size changes."""
         self.cold: BestHead | None = None
         """The same for any worker that holds no part of any head; None: not worked out."""
-        self.warm_workers: set[WorkerId] = NO_WORKERS
-        """Workers that hold a part of a head, as of ``cold``. Never iterated."""
+        self.warm_workers: dict[WorkerId, list[Queued]] = NO_HEADS
+        """Workers that hold a part of a head, each with those heads, oldest first; as of ``cold``."""
         self.matched_at_ns = 0
         self.matched_version = -1
 
