@@ -350,9 +350,9 @@ class SchedulerConfig:
     """Users looked at for each tenant and worker, by (v, id)."""
     sticky_tenants_max: int = 16
     """S: the last distinct tenants served on a worker, looked at beside the first K."""
-    requests_considered_max: int = 8
+    requests_considered_max: int = 32
     """H: first requests of each tenant's queue that are looked at."""
-    overtakes_max: int = 32
+    overtakes_max: int = 128
     """Times a tenant's head may be passed by its own tenant's requests."""
     prefill_pending_max_tokens: int = 2_048
     """A worker has prefill room while its pending uncached tokens are below this."""

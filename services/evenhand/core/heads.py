@@ -21,8 +21,8 @@ from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
 from evenhand.core.worker import Worker
 
-REFRESHES_MAX = 2
-"""Users whose heads are looked up again at one look at them, so that no single decision pays for all; the next
+REFRESHES_MAX = 16
+"""Heads that are looked up again at one look at their users, so that no single decision pays for all; the next
 goes on. Without bound where ``matches_refresh_ms`` is 0."""
 
 NO_WORKER = WorkerId("")
@@ -122,19 +122,26 @@ class Heads:
         left = REFRESHES_MAX if self._refresh_ns else -1
         for user in users:
             if user.matched_at_ns <= due_before_ns and user.matched_version != map_version:
-                self._refresh(user, now_ns)
-                left -= 1
+                left = self._refresh(user, now_ns, due_before_ns, left)
                 if not left:
                     return
 
-    def _refresh(self, user: User, now_ns: int) -> None:
+    def _refresh(self, user: User, now_ns: int, due_before_ns: int, left: int) -> int:
+        """Look up what is due of one user, at most ``left`` of it (below 0: all); returns how many are left."""
         changed = False
         for queued in user.heads(self._config.requests_considered_max):
-            if queued.map_version != self.map_version and self.look_up(queued):
-                changed = True
+            if queued.map_version == self.map_version or queued.matched_at_ns > due_before_ns:
+                continue
+            if not left:
+                break
+            left -= 1
+            queued.matched_at_ns = now_ns
+            changed |= self.look_up(queued)
+        else:
+            user.matched_version, user.matched_at_ns = self.map_version, now_ns
         if changed:
             user.forget_best()
-        user.matched_version, user.matched_at_ns = self.map_version, now_ns
+        return left
 
     def look_up(self, queued: Queued) -> bool:
         """Usable cached tokens by worker (the last block of a whole-cached prompt is computed again); changed?"""

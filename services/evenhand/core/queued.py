@@ -28,6 +28,7 @@ class Queued:
         "idled",
         "leg",
         "map_version",
+        "matched_at_ns",
         "output_tokens_estimated",
         "overtaken",
         "prompt_tokens",
@@ -56,6 +57,8 @@ class Queued:
         """Usable cached tokens by worker, as of ``map_version``; absent: 0."""
         self.cached_best = 0
         self.map_version = -1
+        self.matched_at_ns = 0
+        """When it was last looked up again because its look-up had become old; 0: not yet."""
         self.user: User | None = None
         """Whose queue it waits in; set when it is enqueued."""
 
