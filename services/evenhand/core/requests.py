@@ -193,11 +193,14 @@ class Requests:
         else:
             outcome = self._legs.book.outcome(ticket.ticket_id)
             tenant = self._legs.outstanding.tenants.get(ticket.tenant_id)
-            is_earlier = ticket.term < self._legs.term
-            if outcome is not None or not is_earlier or tenant is None or ticket.request_id in tenant.granted:
+            open_leg = tenant.granted.get(ticket.request_id) if tenant is not None else None
+            is_over = ticket.term >= self._legs.term or (open_leg is not None and open_leg.ticket.leg > ticket.leg)
+            if outcome is not None or tenant is None or is_over:
                 effects.append(TicketUnknown(ticket.ticket_id, outcome))
                 return
-            if ticket.request_id in tenant.queue:
+            if open_leg is not None:
+                self._supersede(tenant, open_leg, now_ns, effects)
+            elif ticket.request_id in tenant.queue:
                 self._legs.limits.give_back(ticket.tenant_id, ticket.request_id, now_ns)
                 self.unqueue(tenant, ticket.request_id, now_ns)
                 sentence = f"The earlier ticket of request {ticket.request_id} was taken up again."
@@ -208,6 +211,18 @@ class Requests:
                 self.lose_leg(held, now_ns, effects)
                 return
         effects.append(Renewed(ticket.ticket_id, held.expires_at_ns))
+
+    def _supersede(self, tenant: Tenant, held: OpenTicket, now_ns: int, effects: list[Effect]) -> None:
+        """End a leg that nobody holds: the client has come back with a ticket of this leg or a later one.
+
+        The checkpoint knew an earlier leg only. What took its place here was granted for a client that was served
+        elsewhere all along: it costs nothing, and the request goes on under the client's own ticket.
+        """
+        request_id = held.ticket.request_id
+        self._legs.end(held, LegOutcome.WORKER_LOST, None, now_ns, True, effects)
+        self.queued_total += 1
+        self._legs.limits.give_back(held.ticket.tenant_id, request_id, now_ns)
+        self.unqueue(tenant, request_id, now_ns)
 
     def lose_leg(self, held: OpenTicket, now_ns: int, effects: list[Effect]) -> None:
         """A leg's worker is lost: the request goes on with another leg while it may."""

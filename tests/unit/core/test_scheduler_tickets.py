@@ -1,5 +1,7 @@
 """FAULTS.md, "Tickets and lifecycles": nothing leaks, nothing counts twice, saying nothing is no way out."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.core.scheduler_world import BLOCK, World, chain, config, ended, refusal, ticket, tickets
 
@@ -374,6 +376,39 @@ def test_an_adopted_ticket_of_a_dead_epoch_gets_another_leg(world: World) -> Non
     assert ended(effects)[0].outcome is LegOutcome.WORKER_LOST
     second = ticket(effects)
     assert (second.leg, second.ticket_id) == (2, TicketId("2.1.2"))
+
+
+def test_a_leg_that_nobody_asked_for_makes_way_for_the_clients_own(world: World) -> None:
+    first = ticket(world.submit("a", request_id="r", prompt=100, output=50))
+    checkpoint = world.scheduler.checkpoint()
+    own = ticket(world.workers(first.worker_id, epoch=2))
+    assert own.leg == 2
+
+    successor = World(term=2)
+    successor.scheduler.restore(checkpoint, 0)
+    successor.workers(own.worker_id)
+    stray = ticket(successor.workers(first.worker_id, epoch=2))
+    assert (stray.leg, stray.term) == (2, 2)
+    effects = successor.step(TicketAdopted(own))
+    (made_way,) = ended(effects)
+    assert (made_way.ticket.ticket_id, made_way.attained) == (stray.ticket_id, 0)
+    assert successor.v("a") == own.charge
+    assert [type(effect) for effect in effects if isinstance(effect, Renewed)] == [Renewed]
+    (end,) = ended(successor.settle(own, Usage(100, 0, 10)))
+    assert end.attained == successor.v("a") == 120
+    assert is_clean(successor)
+
+
+def test_a_ticket_of_an_earlier_leg_ends_no_later_one(world: World) -> None:
+    first = ticket(world.submit("a", request_id="r", prompt=100, output=50))
+    checkpoint = world.scheduler.checkpoint()
+    successor = World(term=2)
+    successor.scheduler.restore(checkpoint, 0)
+    later = ticket(successor.workers("w1", "w2", epoch=2))
+    assert later.leg == 2
+    effects = successor.step(TicketAdopted(replace(first, ticket_id=TicketId("1.7.1"))))
+    assert TicketUnknown(TicketId("1.7.1"), None) in effects
+    assert not ended(effects)
 
 
 def test_memory_is_where_it_was_after_churn_of_tenants_workers_and_tickets() -> None:
