@@ -151,20 +151,19 @@ def _tickets(system: "System") -> Iterator[str]:
 def _unknown(system: "System") -> Iterator[str]:
     """A ticket that its holder settled in time is booked, under whichever scheduler.
 
-    But for one whose request has a later leg: a successor that knew of an earlier leg alone, and of its worker's
-    end, has granted the request anew before the holder came back; the request pays for that leg. And but for one
-    of a tenant that was deleted: a successor has nobody to book it to.
+    But for one whose request has a later leg: the request pays for that one. And but for one of a tenant that was
+    deleted: a successor has nobody to book it to.
     """
     legs: dict[str, list[int]] = {}
     for ticket in system.book.tickets.values():
-        legs.setdefault(ticket.request_id, []).append(ticket.term)
+        legs.setdefault(ticket.request_id, []).append(ticket.leg)
     signer = TicketSigner(MasterSecret(SECRET).ticket_key(system.config.pool_id))
     skew_ms = 2 * SKEW_MS_MAX if Fault.CLOCK_SKEW in system.weather.faults else 0
     for client in system.clients:
         for token, at_ns in client.unknown:
             ticket = signer.verify(token).ticket
             ticket_id = ticket.ticket_id
-            if max(legs[ticket.request_id]) > ticket.term or ticket.tenant_id in system.deleted:
+            if max(legs[ticket.request_id]) > ticket.leg or ticket.tenant_id in system.deleted:
                 continue
             age_ms = (at_ns - system.book.granted_at_ns[ticket_id]) / 1e6
             if ticket_id not in system.book.ends and age_ms < system.config.ticket_ttl_ms - skew_ms - ADOPTION_MS:
