@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import uvloop
@@ -45,6 +46,9 @@ from evenhand.scheduler.daemon import DaemonPorts, SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.generated.scheduler_pb2_grpc import SchedulerStub
 from evenhand.wire.kv_codec import encode_kv_message
+
+if TYPE_CHECKING:
+    from evenhand.wire.generated.scheduler_pb2_grpc import SchedulerAsyncStub
 
 POOL = PoolId("bench")
 BLOCK_SIZE = 16
@@ -222,7 +226,7 @@ async def paced(cycle: Cycle, rate: float, seconds: float) -> Figures:
     return Figures(started / seconds, latencies[int(rate) :], cycles=started)
 
 
-def unary_cycle(stub: SchedulerStub, load: Load) -> Cycle:
+def unary_cycle(stub: "SchedulerAsyncStub", load: Load) -> Cycle:
     async def cycle(number: int, chance: random.Random) -> float:
         request = load.request(number, chance)
         began = time.perf_counter()
@@ -237,16 +241,16 @@ def unary_cycle(stub: SchedulerStub, load: Load) -> Cycle:
 class SessionClient:
     """The least a client can do over a Session: one future a call."""
 
-    def __init__(self, stub: SchedulerStub, answers_together: bool) -> None:
+    def __init__(self, stub: "SchedulerAsyncStub", answers_together: bool) -> None:
         self._answers_together = answers_together
-        self._call = stub.Session()
+        self._call = stub.Session(None)
         self._answers: dict[int, asyncio.Future[pb.SessionResponse]] = {}
         self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self._next = 0
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
     async def _read(self) -> None:
-        while (answer := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        while isinstance(answer := await self._call.read(), pb.SessionResponse):
             for each in (answer, *answer.more):
                 future = self._answers.pop(each.call_id, None)
                 if future is not None and not future.done():

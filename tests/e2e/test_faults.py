@@ -7,6 +7,7 @@ also shows that an earlier one left nothing behind.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -131,7 +132,7 @@ async def back_after(system: System, load: Load) -> float:
                 waiting_for = f"a request of {tenant}"
                 answered = await system.ask(tenant, prompt)
                 waiting_for = f"events of {tenant} on {answered.worker_id} in Postgres"
-                await until(lambda tenant=tenant: stored(tenant))
+                await until(partial(stored, tenant))
     except TimeoutError:
         status = await system.stack.status()
         raise AssertionError(

@@ -109,7 +109,7 @@ def run(actions: list[Line]) -> tuple[list[tuple[int, int]], list[Line]]:
     cached: list[tuple[int, int]] = []
     events: list[Line] = []
     for group in side_by_side(actions):
-        pairs = []
+        pairs: list[tuple[Line, EngineRequest]] = []
         for action in group:
             if action["kind"] == "phase":
                 if action["name"] == "after_reset_request":

@@ -56,7 +56,7 @@ def test_bytes_hashes_travel_as_binary() -> None:
 
 
 def test_the_array_form_is_positional() -> None:
-    events = [
+    events: list[KvEvent] = [
         BlockStored((5,), None, (1, 2), 2, None, "GPU", "l", group_idx=0),
         BlockRemoved((5,), "GPU", 0),
         AllBlocksCleared(),

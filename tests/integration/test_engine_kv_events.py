@@ -90,7 +90,7 @@ class Listener:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(self.server.kv_replay_endpoint)
         await socket.send_multipart([b"", first.to_bytes(8, "big")])
-        answers = []
+        answers: list[list[bytes]] = []
         async with asyncio.timeout(20):
             while not answers or answers[-1][2] != b"\xff" * 8:
                 answers.append(await socket.recv_multipart())

@@ -31,7 +31,8 @@ def test_the_edge_holds_exactly_what_the_engine_can_hit_after_every_step(seed: i
     encoder = EventEncoder(EventForm.MAP)
     translator = Translator(TranslatorConfig(MODEL, BLOCK_SIZE, plan.blocks - 1))
     key_of: dict[EngineHash, int] = {}
-    calls, requests = plan.calls(), {}
+    calls = plan.calls()
+    requests: dict[int, EngineRequest] = {}
     step = compared = 0
     while calls or engine.has_work:
         while calls and (calls[0][0] <= step or not engine.has_work):

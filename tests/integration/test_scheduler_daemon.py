@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -26,8 +27,8 @@ from tests.fixtures.scheduler_daemon import (
 )
 
 from evenhand.core.facts import RateLimits
-from evenhand.core.ids import TenantId
-from evenhand.core.kv import EpochFloor, SnapshotRequested, WorkerLeft
+from evenhand.core.ids import PoolId, TenantId
+from evenhand.core.kv import ControlMessage, EpochFloor, SnapshotRequested, WorkerLeft
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import Effect, Input, Submit
 from evenhand.ports import CONTROL_TOPIC, KV_TOPIC
@@ -76,7 +77,7 @@ async def fill_up(client: Client, daemon: SchedulerDaemon) -> list[str]:
     tickets: list[str] = []
     while True:
         call = asyncio.ensure_future(_take(client, f"filler-{len(tickets)}"))
-        await eventually(lambda call=call: call.done() or queued(daemon) == 1)  # type: ignore[misc]
+        await eventually(partial(_taken_or_queued, call, daemon))
         if not call.done():
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
@@ -86,8 +87,11 @@ async def fill_up(client: Client, daemon: SchedulerDaemon) -> list[str]:
 
 
 async def _take(client: Client, request_id: str) -> str:
-    ticket: str = (await client.acquire(request_id)).ticket
-    return ticket
+    return (await client.acquire(request_id)).ticket
+
+
+def _taken_or_queued(call: asyncio.Future[str], daemon: SchedulerDaemon) -> bool:
+    return call.done() or queued(daemon) == 1
 
 
 async def test_a_request_goes_to_the_worker_that_holds_its_prefix(
@@ -325,7 +329,7 @@ async def test_usage_that_cannot_be(daemon: SchedulerDaemon, client: Client) -> 
     granted = await client.acquire("r1")
     error = await error_of(client.settle(granted.ticket, pb.Usage(prompt_tokens=1, cached_tokens=2)))
     assert error.reason == "INVALID_REQUEST"
-    error = await error_of(client.settle(granted.ticket, USED, outcome=77))
+    error = await error_of(client.settle(granted.ticket, USED, outcome=pb.Outcome.ValueType(77)))
     assert error.reason == "INVALID_REQUEST"
     error = await error_of(client.stub.Settle(pb.SettleRequest(ticket=granted.ticket, ttft_ms=float("nan"))))
     assert error.reason == "INVALID_REQUEST"
@@ -388,13 +392,13 @@ async def test_a_worker_that_does_not_fit_the_pool_is_refused(world: World, daem
 
 
 async def test_another_pools_workers_are_none_of_ours(world: World, daemon: SchedulerDaemon) -> None:
-    other = replace(announced("w9"), pool_id="other")
+    other = replace(announced("w9"), pool_id=PoolId("other"))
     world.say(other)
     world.say(stored("w9", range(10)))
     world.say(stored("w1", range(5)))
     await eventually(lambda: daemon.live_map.cache_map.copy_count == 5)
     assert "w9" not in daemon.live_map.workers
-    world.say(replace(announced("w1"), pool_id="other"))
+    world.say(replace(announced("w1"), pool_id=PoolId("other")))
     await eventually(lambda: "w1" not in daemon.live_map.workers)
     assert daemon.live_map.cache_map.copy_count == 0
 
@@ -430,7 +434,7 @@ async def test_a_replaced_log_is_read_from_its_beginning(world: World, daemon: S
     await eventually(lambda: daemon.live_map.cache_map.copy_count == 8)
 
 
-def wishes(world: World) -> list[object]:
+def wishes(world: World) -> list[ControlMessage]:
     records = world.log.records(CONTROL_TOPIC)
     return [decode_control_message(record.key, record.value) for record in records]
 
@@ -585,14 +589,14 @@ async def test_bytes_that_are_no_message_do_no_harm(daemon: SchedulerDaemon, cli
     chance = random.Random(seed())
     async with grpc.aio.insecure_channel(daemon.address) as channel:
         for method in ("Resolve", "Acquire", "Renew", "Settle", "Cancel", "Nonsense"):
-            call = channel.unary_unary(f"/{SERVICE}/{method}")
+            call = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
             for raw in (b"\xff" * 9, b"\x0a\x01\xff", chance.randbytes(200), b"\x0a\xff\xff\xff\xff\x0f"):
                 assert await call(raw, timeout=WAIT_S).code() is not grpc.StatusCode.OK
-        session = channel.stream_stream(f"/{SERVICE}/Session")(timeout=WAIT_S)
+        session = channel.stream_stream(f"/{SERVICE}/Session", None, None)(None, timeout=WAIT_S)
         await session.write(b"\xff" * 9)
         assert await session.code() is not grpc.StatusCode.OK
         large = pb.AcquireRequest(request_id="r", tenant="a", block_keys=bytes(5 * 1024 * 1024))
-        call = channel.unary_unary(f"/{SERVICE}/Acquire")
+        call = channel.unary_unary(f"/{SERVICE}/Acquire", None, None)
         assert await call(large.SerializeToString(), timeout=WAIT_S).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await client.acquire("r1")).ticket
     assert queued(daemon) == 0

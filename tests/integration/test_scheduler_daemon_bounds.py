@@ -169,12 +169,13 @@ async def test_no_more_calls_wait_than_the_setting_says(world: World) -> None:
     async with world.daemon(world.config(calls_pending_max=3)) as daemon, connected(daemon) as client:
         await fill(client, daemon)
         async with connected(daemon) as other:
-            session = other.session()  # type: ignore[no-untyped-call]
+            session = other.session()
             for number in range(4):
                 await session.write(
                     pb.SessionRequest(call_id=number + 1, acquire=acquire_request(f"waits-{number}"))
                 )
             refused = await asyncio.wait_for(session.read(), 10)
+            assert isinstance(refused, pb.SessionResponse), "the stream ended"
             assert refused.call_id == 4
             session.cancel()
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixtures.scheduler_daemon import World, announced, connected, error_of, eventually, load, stored
@@ -39,7 +40,8 @@ async def crash(daemon: SchedulerDaemon) -> None:
 @asynccontextmanager
 async def pair(world: World, **changed: object) -> AsyncIterator[tuple[SchedulerDaemon, SchedulerDaemon]]:
     """An owner and a warm standby."""
-    config = world.config(**{"lease_ttl_ms": 400, **changed})
+    settings: dict[str, Any] = {"lease_ttl_ms": 400, **changed}
+    config = world.config(**settings)
     async with world.daemon(config) as owner, world.daemon(config, owner=False) as standby:
         await eventually(lambda: standby.warm)
         yield owner, standby
@@ -47,7 +49,7 @@ async def pair(world: World, **changed: object) -> AsyncIterator[tuple[Scheduler
 
 def clocks(daemon: SchedulerDaemon) -> dict[str, float]:
     tenants = daemon.status()["pool"]["tenants"]  # type: ignore[index]
-    return {str(tenant["tenant_id"]): float(tenant["virtual_time"]) for tenant in tenants}  # type: ignore[arg-type]
+    return {str(tenant["tenant_id"]): float(tenant["virtual_time"]) for tenant in tenants}
 
 
 def tickets_open(daemon: SchedulerDaemon) -> int:
@@ -189,10 +191,12 @@ async def test_a_fault_at_the_start_of_a_term_costs_that_term_alone(
 ) -> None:
     restore, faults = PoolScheduler.restore, iter((RuntimeError("broken"),))
 
-    def restore_faultily(scheduler: PoolScheduler, checkpoint: SchedulerCheckpoint, now_ns: int) -> None:
+    def restore_faultily(
+        scheduler: PoolScheduler, checkpoint: SchedulerCheckpoint, now_ns: int, elapsed_ns: int
+    ) -> None:
         if fault := next(faults, None):
             raise fault
-        restore(scheduler, checkpoint, now_ns)
+        restore(scheduler, checkpoint, now_ns, elapsed_ns)
 
     monkeypatch.setattr("evenhand.scheduler.daemon.TASK_RESTART_S", 0.01)
     async with world.daemon() as daemon, connected(daemon) as client:

@@ -103,10 +103,7 @@ async def acquired(client: Client, request_id: str, keys: range = range(0)) -> p
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
-                granted: pb.AcquireResponse = await client.stub.Acquire(
-                    acquire_request(request_id, keys), timeout=WAIT_S
-                )
-                return granted
+                return await client.stub.Acquire(acquire_request(request_id, keys), timeout=WAIT_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise

@@ -54,15 +54,17 @@ async def client(daemon: SchedulerDaemon) -> AsyncIterator[Client]:
 
 
 def acquire(call_id: int, request_id: str, **fields: object) -> pb.SessionRequest:
-    return pb.SessionRequest(call_id=call_id, acquire=acquire_request(request_id, **fields))
+    return pb.SessionRequest(call_id=call_id, acquire=acquire_request(request_id, (), **fields))
 
 
 def settle(call_id: int, ticket: str) -> pb.SessionRequest:
     return pb.SessionRequest(call_id=call_id, settle=pb.SettleRequest(ticket=ticket, usage=USED))
 
 
-async def read(session: object) -> pb.SessionResponse:
-    message = await asyncio.wait_for(session.read(), WAIT_S)  # type: ignore[attr-defined]
+async def read(
+    session: "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]",
+) -> pb.SessionResponse:
+    message = await asyncio.wait_for(session.read(), WAIT_S)
     assert isinstance(message, pb.SessionResponse), "the stream ended"
     return message
 
@@ -198,7 +200,7 @@ async def test_a_client_that_has_said_all_still_gets_its_answers(daemon: Schedul
     await session.done_writing()
     await client.settle(granted[0].ticket, USED)
     assert (await read(session)).acquire.request_id == f"r{SLOTS + 1}"
-    assert await asyncio.wait_for(session.read(), WAIT_S) is grpc.aio.EOF
+    assert await asyncio.wait_for(session.read(), WAIT_S) is grpc.aio.EOF  # type: ignore[attr-defined]
     assert await session.code() is grpc.StatusCode.OK
 
 

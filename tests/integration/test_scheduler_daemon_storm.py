@@ -121,15 +121,17 @@ class Storm:
             stream.cancel()
             await asyncio.gather(answers, return_exceptions=True)
 
-    async def _answers(self, stream: object, writing: asyncio.Lock) -> None:
-        while (answer := await stream.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+    async def _answers(
+        self, stream: "grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]", writing: asyncio.Lock
+    ) -> None:
+        while isinstance(answer := await stream.read(), pb.SessionResponse):
             for each in (answer, *answer.more):
                 kind = each.WhichOneof("result")
                 self.outcomes[f"session {kind}"] += 1
                 if kind == "acquire" and self.chance.random() < 0.7:
                     settle = self.settle(each.acquire.ticket)
                     async with writing:
-                        await stream.write(pb.SessionRequest(call_id=1, settle=settle))  # type: ignore[attr-defined]
+                        await stream.write(pb.SessionRequest(call_id=1, settle=settle))
 
 
 async def test_after_the_storm_nothing_is_held(tmp_path: Path) -> None:

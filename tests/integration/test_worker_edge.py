@@ -313,7 +313,10 @@ async def test_an_engine_without_events_is_announced_as_such() -> None:
 async def test_an_unhealthy_engine_is_told_and_the_edge_lives_on() -> None:
     async with bench() as b, b.edge():
         reader = MapReader(b.log)
-        loads = lambda: [m for m in reader.messages if isinstance(m, WorkerLoadReported)]  # noqa: E731
+
+        def loads() -> list[WorkerLoadReported]:
+            return [m for m in reader.messages if isinstance(m, WorkerLoadReported)]
+
         await reader.until(lambda: bool(loads()) and loads()[-1].healthy, "healthy")
         await b.fault(unhealthy=True)
         await reader.until(lambda: not loads()[-1].healthy, "unhealthy")

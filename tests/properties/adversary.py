@@ -9,6 +9,7 @@ everything that is open ends. Worlds are small on purpose: where few compete for
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tests.properties.fairness_oracle import Oracle
 
@@ -122,10 +123,16 @@ FEATURE_PROBABILITY = 0.3
 LARGE_PROBABILITY = 0.04
 
 
+def only(*features: str) -> Unkindness:
+    """A world in which these features are on, and no others."""
+    on: dict[str, Any] = dict.fromkeys(features, True)
+    return Unkindness(**on)
+
+
 def unkindness_of(seed: int) -> Unkindness:
     """The world that a seed stands for, by the seed alone."""
     rng = random.Random(f"world {seed}")
-    on = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES}
+    on: dict[str, Any] = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES}
     if rng.random() < LARGE_PROBABILITY:
         return Unkindness(workers_max=6, tenants_max=12, **on)
     if rng.random() < 0.05:

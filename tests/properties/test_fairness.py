@@ -7,7 +7,7 @@ all of them together, and every seed that ever failed.
 import pytest
 from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
-from tests.properties.adversary import FEATURES, Adversary, Unkindness, play
+from tests.properties.adversary import FEATURES, Adversary, Unkindness, only, play
 from tests.properties.run_seeds import kept_seeds
 
 KINDS = {
@@ -15,8 +15,8 @@ KINDS = {
     "one_worker": Unkindness(workers_max=1),
     "many_tenants": Unkindness(tenants_max=12),
     "one_sided": Unkindness(one_sided=True),
-    **{feature: Unkindness(**{feature: True}) for feature in FEATURES},
-    "everything": Unkindness(**dict.fromkeys(FEATURES, True)),
+    **{feature: only(feature) for feature in FEATURES},
+    "everything": only(*FEATURES),
 }
 SEEDS_OF_A_KIND = 5
 SEEDS = 250

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.properties.adversary import FEATURES, Adversary, Unkindness
+from tests.properties.adversary import FEATURES, Adversary, Unkindness, only
 from tests.properties.clock_book import Broken
 from tests.properties.faults import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
-EVERYTHING = Unkindness(**{feature: feature != "restarts" for feature in FEATURES})
+EVERYTHING = only(*(feature for feature in FEATURES if feature != "restarts"))
 
 MANY_TIES = Unkindness(limits=True, tenants_max=8, grants=60)
 """Who comes back is lifted to the clock of others, and stands level with them."""

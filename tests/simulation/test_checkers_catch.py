@@ -14,7 +14,7 @@ from evenhand.core.cache_map import CacheMap, WorkerCache
 from evenhand.core.facts import LegOutcome
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.fair_tree import FairTree
-from evenhand.core.kv import Removed
+from evenhand.core.kv import Removed, Stored, Tier
 from evenhand.core.legs import Legs
 from evenhand.core.presence import Presence
 from evenhand.core.rooms import Rooms
@@ -27,7 +27,8 @@ from evenhand.simulation.system.faults import CHANCES, Fault, parse_faults
 from evenhand.simulation.system.system import Options, Result, simulate
 from evenhand.state.pending import Pending
 from evenhand.worker import edge_state
-from evenhand.worker.continuity import BeginLife, Continuity
+from evenhand.worker.continuity import BeginLife, Continuity, Deliver
+from evenhand.worker.outbox import Outbox
 
 Break = Callable[[pytest.MonkeyPatch], None]
 REQUESTS = 120
@@ -72,7 +73,7 @@ def duplicates_count(patch: pytest.MonkeyPatch) -> None:
 
     def frame(self: Continuity, seq: int, payload: bytes) -> Any:
         again = self.settled and self.last is not None and seq == self.last.seq
-        return [self._deliver(edge_state.Deliver(seq, payload))] if again else real(self, seq, payload)
+        return [self._deliver(Deliver(seq, payload))] if again else real(self, seq, payload)
 
     patch.setattr(Continuity, "frame", frame)
     patch.setitem(CHANCES, Fault.FRAMES_DOUBLED, 0.3)
@@ -83,7 +84,7 @@ def snapshot_merges(patch: pytest.MonkeyPatch) -> None:
 
     def merge(self: CacheMap, cache: WorkerCache, held: Any) -> None:
         for tier, keys in enumerate(held):
-            self.store(cache, edge_state.Tier(tier), tuple(keys))
+            self.store(cache, Tier(tier), tuple(keys))
 
     patch.setattr(CacheMap, "replace", merge)
 
@@ -164,15 +165,15 @@ def lease_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def removes_what_is_there(patch: pytest.MonkeyPatch) -> None:
     """An edge tells of removals that never were."""
-    real = edge_state.Outbox.add
+    real = Outbox.add
 
     def add(self: Any, operations: Any, at_ms: int) -> None:
         real(self, operations, at_ms)
         for operation in operations:
-            if not isinstance(operation, Removed) and getattr(operation, "keys", ()):
+            if isinstance(operation, Stored) and operation.keys:
                 real(self, (Removed((operation.keys[0],)),), at_ms)
 
-    patch.setattr(edge_state.Outbox, "add", add)
+    patch.setattr(Outbox, "add", add)
 
 
 def window_without_end(patch: pytest.MonkeyPatch) -> None:
@@ -238,4 +239,4 @@ def test_a_fault_put_in_by_hand_is_noticed(case: Case, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_seeds_hold_unbroken(case: Case) -> None:
     result = run_until_violated(case)
-    assert result is None, result and result.violations
+    assert result is None, result.violations

@@ -61,7 +61,7 @@ def model() -> LlamaForCausalLM:
             eos_token_id=2,
             pad_token_id=0,
             tie_word_embeddings=False,
-            torch_dtype="float32",
+            dtype="float32",
         )
     )
 

@@ -106,7 +106,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
         for outbox in self.streams.values():
             outbox.put_nowait(None)
 
-    def lose_worker(self, ticket: str, state: int = pb.TICKET_STATE_WORKER_LOST) -> None:
+    def lose_worker(self, ticket: str, state: "pb.TicketState.ValueType" = pb.TICKET_STATE_WORKER_LOST) -> None:
         """End a ticket unasked and tell its stream."""
         lost = self.open.pop(ticket)
         if state == pb.TICKET_STATE_WORKER_LOST:
@@ -242,12 +242,12 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
 
     # ── wire ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _check_key(self, context: grpc.aio.ServicerContext) -> None:
+    async def _check_key(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         shown = dict(context.invocation_metadata() or ()).get("authorization")
         if self.required_key and shown != f"Bearer {self.required_key}":
             await abort(context, encode_status(wire_error("CREDENTIAL_UNKNOWN", "The API key is unknown.")))
 
-    async def _unary(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def _unary(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         await self._check_key(context)
         try:
             return await self.handle(request, None)
@@ -256,7 +256,9 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
 
     Resolve = Acquire = Renew = Settle = Cancel = _unary
 
-    async def Session(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
+    async def Session(  # type: ignore[override]  # the stubs know generators alone
+        self, requests: Any, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> None:
         await self._check_key(context)
         stream = object()
         self.streams_opened += 1
@@ -265,6 +267,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
 
         async def answer(request: pb.SessionRequest) -> None:
             kind = request.WhichOneof("call")
+            assert kind is not None
             try:
                 result = await self.handle(getattr(request, kind), stream)
                 outbox.put_nowait(pb.SessionResponse(call_id=request.call_id, **{kind: result}))
@@ -294,7 +297,7 @@ class FakeScheduler(pb_grpc.SchedulerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
-async def abort(context: grpc.aio.ServicerContext, status: status_pb2.Status) -> None:
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", status: status_pb2.Status) -> None:
     trailers: tuple[tuple[str, bytes], ...] = ()
     if status.details:
         trailers = ((STATUS_METADATA_KEY, status.SerializeToString()),)

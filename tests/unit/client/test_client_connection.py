@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,14 @@ class TestLostConnection:
         assert not fake.open
 
     async def test_open_tickets_are_renewed_over_the_next_stream(self, fake: FakeScheduler) -> None:
+        def renewed(times: int) -> bool:
+            return len(fake.renewed) == times and bool(fake.streams)
+
         client = AsyncClient(fake.address, pool="llama", retry=QUICK)
         async with client, client.acquire(request_id="r1", **ASK) as grant:
             for opened in (2, 3):
                 fake.drop_streams()
-                await fake.until(lambda wanted=opened: len(fake.renewed) == wanted - 1 and fake.streams)
+                await fake.until(partial(renewed, opened - 1))
                 assert fake.streams_opened == opened
             assert {renew.ticket for renew in fake.renewed} == {grant.ticket}
             assert grant.state is TicketState.OPEN

@@ -125,7 +125,8 @@ async def test_a_cancelled_block_leaves_another_of_the_same_id_alone(fake: FakeS
 
     async def ask() -> str:
         async with client.acquire(request_id="r1", **ASK) as grant:
-            return grant.ticket
+            ticket: str = grant.ticket
+            return ticket
 
     async with connect() as client:
         one, two = asyncio.create_task(ask()), asyncio.create_task(ask())

@@ -1,6 +1,6 @@
 """Bands, tenants and users: the same rule at each level, and changes of it while the pool runs."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ticket, tickets
@@ -35,9 +35,9 @@ class Crowd:
         self.senders[f"r{self.world.count}"] = sender
         self.running.extend(tickets(effects))
 
-    def serve(self, senders: list[tuple[str, str]], rounds: int) -> Counter[tuple[str, str]]:
+    def serve(self, senders: list[tuple[str, str]], rounds: int) -> dict[tuple[str, str], float]:
         """Cost by (tenant, user) of so many requests served."""
-        cost: Counter[tuple[str, str]] = Counter()
+        cost: defaultdict[tuple[str, str], float] = defaultdict(float)
         open_now = Counter(self.senders.values())
         for sender in senders:
             for _ in range(12 - open_now[sender]):
@@ -52,7 +52,7 @@ class Crowd:
         return cost
 
 
-def served(world: World, senders: list[tuple[str, str]], rounds: int) -> Counter[tuple[str, str]]:
+def served(world: World, senders: list[tuple[str, str]], rounds: int) -> dict[tuple[str, str], float]:
     return Crowd(world).serve(senders, rounds)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ def python(name: str, code: str, folder: Path) -> ManagedProcess:
     return ManagedProcess(name, (sys.executable, "-c", code), folder / f"{name}.log")
 
 
-def ready_when(path: Path):  # type: ignore[no-untyped-def]
+def runs(child: ManagedProcess) -> bool:
+    return child.running
+
+
+def ready_when(path: Path) -> Callable[[], Awaitable[bool]]:
     async def ready() -> bool:
         return path.exists()
 
@@ -29,9 +34,9 @@ async def test_a_child_is_ready_then_stopped(tmp_path: Path) -> None:
         "child", f"import pathlib, signal; pathlib.Path({str(mark)!r}).touch(); signal.pause()", tmp_path
     )
     await child.start(ready_when(mark))
-    assert child.running
+    assert runs(child)
     await child.stop()
-    assert not child.running
+    assert not runs(child)
     await child.stop()
 
 
@@ -45,7 +50,7 @@ async def test_a_child_that_never_gets_ready_is_stopped(tmp_path: Path) -> None:
     child = python("child", "import signal; signal.pause()", tmp_path)
     with pytest.raises(Unavailable, match="was not ready within"):
         await child.start(ready_when(tmp_path / "never"), timeout_s=0.3)
-    assert not child.running
+    assert not runs(child)
 
 
 async def test_a_deaf_child_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,11 @@ class Wishes:
 
 async def test_wishes_of_two_kinds_and_workers_go_out_once_each() -> None:
     wishes = Wishes()
-    said = [SnapshotRequested(W1, "a gap"), EpochFloor(W1, Epoch(3)), SnapshotRequested(W2, "a gap")]
+    said: list[ControlMessage] = [
+        SnapshotRequested(W1, "a gap"),
+        EpochFloor(W1, Epoch(3)),
+        SnapshotRequested(W2, "a gap"),
+    ]
     async with wishes.running():
         for message in said:
             wishes.publisher.wish(message)

@@ -89,7 +89,7 @@ def test_any_bytes_are_a_request_or_refused(raw: bytes) -> None:
     ],
 )
 def test_what_is_out_of_range_is_refused_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
-    fields = {"request_id": "r", "prompt_tokens": 9, "max_output_tokens": 1} | changed
+    fields: dict[str, Any] = {"request_id": "r", "prompt_tokens": 9, "max_output_tokens": 1, **changed}
     with pytest.raises(InvalidRequest, match=sentence):
         decode_acquire(pb.AcquireRequest(**fields), TENANT, None, 16)
 

@@ -22,7 +22,7 @@ def tokens(first: int, blocks: int) -> list[int]:
     return list(range(first, first + blocks * SIZE))
 
 
-def stored(names: Sequence[Any], token_ids: Sequence[int], parent: Any = None, **more: Any) -> dict[str, Any]:
+def stored(names: Sequence[Any], token_ids: Sequence[Any], parent: Any = None, **more: Any) -> dict[str, Any]:
     return {
         "type": "BlockStored",
         "block_hashes": list(names),

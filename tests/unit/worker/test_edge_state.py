@@ -209,19 +209,23 @@ def test_load_is_told_with_the_epoch_in_force_and_only_the_latest() -> None:
     assert not load.healthy
 
 
+def alarmed(subject: EdgeState) -> bool:
+    return subject.alarmed
+
+
 def test_traffic_without_events_is_alarmed_once_until_the_next_event() -> None:
     subject = state()
     subject.polled(polled(prompt_tokens_total=10), T0)
     subject.polled(polled(prompt_tokens_total=100_000), T0 + 4_999)
-    assert not subject.alarmed
+    assert not alarmed(subject)
     subject.polled(polled(prompt_tokens_total=200_000), T0 + 5_000)
     subject.polled(polled(prompt_tokens_total=300_000), T0 + 9_000)
-    assert subject.alarmed
+    assert alarmed(subject)
     assert subject.counters.silence_alarms == 1
     feed(subject, 0, stored([1], tokens(0, 1)), now_ms=T0 + 9_001)
-    assert not subject.alarmed
+    assert not alarmed(subject)
     subject.polled(polled(prompt_tokens_total=300_900, cached_tokens_total=800), T0 + 60_000)
-    assert not subject.alarmed, "a whole-cached prompt stores nothing"
+    assert not alarmed(subject), "a whole-cached prompt stores nothing"
 
 
 def test_an_engine_that_becomes_another_model_begins_an_epoch() -> None:
