@@ -8,140 +8,15 @@ alone.
 
 P2, P3 and P4 speak of what estimates got wrong, and that is known only when legs have ended. A gap that stays
 within the window and one charge needs no more than that; what goes beyond is kept and judged by ``judge`` at the
-end. So a step costs a comparison for each sibling, and only where a clock moved.
-
-Moments number the events of a run (a grant, an end, an arrival …); sets of workers are bit masks.
+end (``clock_bounds``). So a step costs a comparison for each sibling, and only where a clock moved.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-SLACK = 1e-6
-"""For the rounding of sums of floats, relative to their size."""
-
-
-class Broken(AssertionError):
-    """A property does not hold; the message begins with its name."""
-
-
-def demand(holds: bool, name: str, what: str, *values: object) -> None:
-    """``what`` is a template for ``values``: to write it out costs more than most checks, and is rarely needed."""
-    if not holds:
-        raise Broken(f"{name}: {what.format(*values) if values else what}")
-
-
-def at_most(small: float, large: float) -> bool:
-    return small <= large + SLACK * (1.0 + abs(small) + abs(large))
-
-
-class Moment:
-    """The number of the event that is being told; one for all siblings of a run."""
-
-    __slots__ = ("now",)
-
-    def __init__(self) -> None:
-        self.now = 0
-
-
-class Span:
-    """One leg on the clock of one node: when, and how far its bookings went up and came down, ÷ its ticket's φ."""
-
-    __slots__ = ("began", "booked", "charge", "ended", "peak", "stretches", "weight")
-
-    def __init__(self, began: int, charge: float, weight: float) -> None:
-        self.began = began
-        self.weight = weight
-        self.charge = self.booked = self.peak = charge / weight
-        self.ended: int | None = None
-        self.stretches: list[Stretch] = []
-        """Stretches of siblings without a dispatch in which this leg began."""
-
-
-class Anchor(NamedTuple):
-    """What a clock's height is owed to: the last dispatch booked to it, or the last lift."""
-
-    at: int
-    workers: int
-    """Bounds hold towards siblings that reach all of these."""
-    window: float
-    charge: float
-
-
-class Stretch:
-    """A node stays in A without a dispatch; what its siblings are booked meanwhile on workers that it reaches."""
-
-    __slots__ = ("began", "booked", "last", "node", "v_max", "v_start", "weight_max")
-
-    def __init__(self, node: "Node", began: int, nodes: "list[Node]") -> None:
-        self.node = node
-        self.began = began
-        self.v_max = node.v
-        self.v_start = [other.v for other in nodes]
-        self.booked = [0.0] * len(nodes)
-        """Cost, by index of the sibling."""
-        self.weight_max = [0.0] * len(nodes)
-        self.last = [(began, 0.0)] * len(nodes)
-        """Moment of the sibling's last dispatch there, and how far it could reach: T + max v_i + its charge."""
-
-    def grow(self, nodes: "list[Node]") -> None:
-        """Siblings that came since."""
-        for other in nodes[len(self.v_start) :]:
-            self.v_start.append(other.v)
-            self.booked.append(0.0)
-            self.weight_max.append(0.0)
-            self.last.append((self.began, 0.0))
-
-
-class Node:
-    """One of the siblings, as the oracle knows it."""
-
-    __slots__ = (
-        "anchor",
-        "anchored",
-        "attained",
-        "base",
-        "entered",
-        "full_since",
-        "in_a",
-        "index",
-        "key",
-        "newly",
-        "reach",
-        "service",
-        "siblings",
-        "spans",
-        "stretch",
-        "v",
-        "weight",
-    )
-
-    def __init__(self, key: str, weight: float, siblings: "Siblings") -> None:
-        self.key = key
-        self.weight = weight
-        self.siblings = siblings
-        self.index = len(siblings.nodes)
-        self.v = 0.0
-        self.base = 0.0
-        """Its clock after the last step, and what was booked since."""
-        self.newly = 0
-        """Workers that it reaches since this step and did not before: the only ones that may lift it."""
-        self.in_a = False
-        self.reach = 0
-        self.entered = 0
-        self.full_since = -1
-        """Moment since which it is in A and reaches all workers without a lift; −1: it does not."""
-        self.anchor = Anchor(0, 0, 0.0, 0.0)
-        self.anchored = [self.anchor]
-        """All its anchors, in order."""
-        self.spans: list[Span] = []
-        self.service = 0.0
-        """All that is booked, ÷ the tickets' φ: the clock without its lifts."""
-        self.attained = 0.0
-        """The same of legs that have ended."""
-        self.stretch: Stretch | None = None
-        siblings.nodes.append(self)
+from tests.properties.broken import SLACK, at_most, demand
+from tests.properties.clock_bounds import Drift, Excess, Gap, judge
+from tests.properties.clock_nodes import Anchor, Moment, Node, Span, Stretch, bits
 
 
 @dataclass(slots=True)
@@ -154,37 +29,6 @@ class Pair:
     service_min: float
     attained_max: float
     attained_min: float
-
-
-class Gap(NamedTuple):
-    i: Node
-    j: Node
-    at: int
-    gap: float
-    anchor: Anchor
-    entered: int
-
-
-class Excess(NamedTuple):
-    stretch: Stretch
-    j: Node
-    at: int
-    last: int
-    """Moment of j's last dispatch inside the stretch."""
-    booked: float
-    weight_max: float
-    reach: float
-    """T + max v_i − v_j(start) + the last charge."""
-
-
-class Drift(NamedTuple):
-    i: Node
-    j: Node
-    entered: tuple[int, int]
-    since: int
-    at: int
-    range: float
-    in_flight: bool
 
 
 @dataclass(slots=True)
@@ -482,85 +326,4 @@ class Siblings:
 
     def judge(self) -> None:
         """P2, P3 and P4, with what estimates got wrong."""
-        if not (self.judged or self.excesses or self.drifts):
-            return
-        sums = {node.index: Sums(node) for node in self.nodes}
-        for i, j, at, gap, anchor, entered in self.judged:
-            bound = anchor.window + anchor.charge
-            bound += sums[i.index].under.at(anchor.at) + sums[j.index].over.largest(entered, at)
-            demand(at_most(gap, bound), "P2", "moment {}: v_{} − v_{} = {} > {}", at, i.key, j.key, gap, bound)
-        for stretch, j, at, last, booked, weight, reach in self.excesses:
-            wrong = sums[j.index].over.at(stretch.began) + sums[j.index].under.at(last)
-            bound = max(0.0, weight * (reach + wrong))
-            what = f"moment {at}: {j.key} got {booked} > {bound} while {stretch.node.key} waited"
-            demand(at_most(booked, bound), "P3", what)
-        for drift in self.drifts:
-            bound = sum(
-                self._bound(node, entered, drift.since, drift.at, sums[node.index])
-                for node, entered in zip((drift.i, drift.j), drift.entered, strict=True)
-            )
-            if drift.in_flight:
-                bound += sum(sums[n.index].open.largest(drift.since - 1, drift.at) for n in (drift.i, drift.j))
-            what = (
-                f"moment {drift.at}: services of {drift.i.key} and {drift.j.key} drifted {drift.range} > {bound}"
-            )
-            demand(at_most(drift.range, bound), "P4", what)
-
-    def _bound(self, node: Node, entered: int, since: int, at: int, sums: "Sums") -> float:
-        """T + ĉ + X̂ of one and its own Ô, over a stay of a pair: half of P4's bound."""
-        first = bisect_right(node.anchored, since, key=lambda anchor: anchor.at) - 1
-        relevant = [anchor for anchor in node.anchored[max(0, first) :] if anchor.at <= at]
-        reach = max(anchor.window + anchor.charge + sums.under.at(anchor.at) for anchor in relevant)
-        return reach + sums.over.largest(entered, at)
-
-
-class Sums:
-    """What a node's open legs were charged too little and too much, and what they held, at each moment."""
-
-    def __init__(self, node: Node) -> None:
-        ended = [(s, s.ended if s.ended is not None else 1 << 60) for s in node.spans]
-        self.under = Steps([(s.began, end, s.peak - s.charge) for s, end in ended])
-        self.over = Steps([(s.began, end, s.peak - s.booked) for s, end in ended])
-        self.open = Steps([(s.began, end, s.peak) for s, end in ended])
-
-
-class Steps:
-    """A sum of amounts, each in force from one moment until before another."""
-
-    def __init__(self, spans: list[tuple[int, int, float]]) -> None:
-        changes: dict[int, float] = {}
-        for began, ended, amount in spans:
-            if amount > 0.0:
-                changes[began] = changes.get(began, 0.0) + amount
-                changes[ended] = changes.get(ended, 0.0) - amount
-        self.times = sorted(changes)
-        self.sums: list[float] = []
-        total = 0.0
-        for time in self.times:
-            total += changes[time]
-            self.sums.append(total)
-
-    def at(self, moment: int) -> float:
-        index = bisect_right(self.times, moment) - 1
-        return self.sums[index] if index >= 0 else 0.0
-
-    def largest(self, first: int, last: int) -> float:
-        """Largest value from one moment to another, both included."""
-        inside = self.sums[bisect_left(self.times, first) : bisect_right(self.times, last)]
-        return max(self.at(first), max(inside, default=0.0))
-
-
-def bits(mask: int) -> tuple[int, ...]:
-    """The members of a set of workers."""
-    found = _BITS.get(mask)
-    if found is None:
-        rest, each = mask, []
-        while rest:
-            bit = rest & -rest
-            each.append(bit)
-            rest ^= bit
-        found = _BITS[mask] = tuple(each)
-    return found
-
-
-_BITS: dict[int, tuple[int, ...]] = {}
+        judge(self.nodes, self.judged, self.excesses, self.drifts)

@@ -8,13 +8,14 @@ it believes pending, and the rates that it believes.
 
 from typing import TYPE_CHECKING
 
-from tests.properties.clock_book import SLACK, Node, demand
+from tests.properties.broken import SLACK, demand
+from tests.properties.clock_nodes import Node
+from tests.properties.tenant_book import Book, Line, Place, Waiting, could_run
 
-from evenhand.core.facts import WorkerSpec
 from evenhand.core.ids import TenantId
 
 if TYPE_CHECKING:
-    from tests.properties.fairness_oracle import Book, Line, Oracle, Place, Waiting
+    from tests.properties.fairness_oracle import Oracle
 
 
 class Idleness:
@@ -40,7 +41,7 @@ class Idleness:
             if not is_kept:
                 self._check_guarantees(place, now_ns)
 
-    def _has_room(self, place: "Place", now_ns: int) -> bool:
+    def _has_room(self, place: Place, now_ns: int) -> bool:
         spec, oracle = place.spec, self.oracle
         if len(place.legs) >= spec.slots or place.kv_blocks >= spec.kv_blocks:
             return False
@@ -52,7 +53,7 @@ class Idleness:
             return False
         return worker.prefill_pending_tokens(now_ns) < oracle.config.prefill_pending_max_tokens
 
-    def _first(self) -> "Line":
+    def _first(self) -> Line:
         """The most-behind user of the most-behind tenant of the most-behind band."""
         oracle = self.oracle
         band = min(behind(oracle.pool.nodes))[2]
@@ -60,7 +61,7 @@ class Idleness:
         book = oracle.books[TenantId(tenant.key)]
         return book.lines[min(behind(book.users.nodes))[2].key]
 
-    def _check_place(self, place: "Place", kept_for: "Line | None", now_ns: int) -> None:
+    def _check_place(self, place: Place, kept_for: Line | None, now_ns: int) -> None:
         config = self.oracle.config
         for line in self._candidates(place):
             if kept_for is not None and kept_for is not line:
@@ -73,7 +74,7 @@ class Idleness:
                     what = f"{waiting.request.request_id} of {line.book.spec.tenant_id} fits"
                     demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
-    def _check_guarantees(self, place: "Place", now_ns: int) -> None:
+    def _check_guarantees(self, place: Place, now_ns: int) -> None:
         """None of the first K behind on their guarantee waits while something of it fits."""
         oracle = self.oracle
         due = [
@@ -98,7 +99,7 @@ class Idleness:
                         what = f"{waiting.request.request_id} of {book.spec.tenant_id} is due and fits"
                         demand(False, "guarantee", "{} is idle, but {}", place.spec.worker_id, what)
 
-    def _candidates(self, place: "Place") -> "list[Line]":
+    def _candidates(self, place: Place) -> list[Line]:
         """C_w: at each level the first inside the window, and the tenants served here last."""
         oracle, config, bit = self.oracle, self.oracle.config, place.bit
         found: list[Line] = []
@@ -121,7 +122,7 @@ class Idleness:
                 found += [book.lines[name] for v, name, _ in users[: config.users_considered_max] if v <= v_max]
         return found
 
-    def _waits(self, book: "Book", waiting: "Waiting", place: "Place", now_ns: int) -> bool:
+    def _waits(self, book: Book, waiting: Waiting, place: Place, now_ns: int) -> bool:
         """Is it to be declined here, and not for longer than it may be?"""
         oracle, config, here = self.oracle, self.oracle.config, 0
         workers = oracle.core.rooms.workers
@@ -155,7 +156,7 @@ class Idleness:
         waiting.waits_ns_max = max(waiting.waits_ns_max, round(longest_ns) + 1)
         return now_ns - waiting.waits_since_ns < waiting.waits_ns_max
 
-    def _fits(self, book: "Book", waiting: "Waiting", place: "Place", is_due: bool = False) -> bool:
+    def _fits(self, book: Book, waiting: Waiting, place: Place, is_due: bool = False) -> bool:
         """Room for it; a tenant whose guarantee is due counts as below its share."""
         oracle, spec, request = self.oracle, place.spec, waiting.request
         if not could_run(waiting, place.spec):
@@ -175,22 +176,13 @@ class Idleness:
             return cached_blocks > 0 and self._room_for(book, waiting, place, cached_blocks, is_due)
         return True
 
-    def _room_for(
-        self, book: "Book", waiting: "Waiting", place: "Place", cached_blocks: int, is_due: bool
-    ) -> bool:
+    def _room_for(self, book: Book, waiting: Waiting, place: Place, cached_blocks: int, is_due: bool) -> bool:
         spec = place.spec
         tokens = waiting.request.prompt_tokens - cached_blocks * spec.block_size_tokens + waiting.estimate
         blocks = -(-tokens // spec.block_size_tokens)
         if place.kv_blocks + blocks > spec.kv_blocks:
             return False
         return is_due or not self.oracle.in_headroom(place, blocks) or self.oracle.below_share(book, 1.0 - SLACK)
-
-
-def could_run(waiting: "Waiting", spec: WorkerSpec) -> bool:
-    """Could the worker ever run it, empty as it may be?"""
-    tokens = waiting.tokens_total
-    longest = spec.model_length_max_tokens or tokens
-    return tokens <= min(longest, spec.kv_blocks * spec.block_size_tokens)
 
 
 def behind(nodes: list[Node], worker: int = -1) -> list[tuple[float, str, Node]]:

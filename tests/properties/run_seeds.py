@@ -31,7 +31,19 @@ CORE = Path(evenhand.core.__file__).parent
 STATE = HERE / "seeds_run.json"
 KEPT = HERE / "kept_seeds.json"
 CHUNK = 100
-CHECKER = ("adversary.py", "clock_book.py", "fairness_oracle.py", "idleness.py")
+CHECKER = (
+    "adversary.py",
+    "broken.py",
+    "clock_book.py",
+    "clock_bounds.py",
+    "clock_nodes.py",
+    "fairness_oracle.py",
+    "grant_check.py",
+    "idleness.py",
+    "scheduler_check.py",
+    "standing.py",
+    "tenant_book.py",
+)
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """The oracle is tested too: each fault put in by hand is caught, and the core as it is passes the run."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.properties import clock_book, fairness_oracle, idleness
 from tests.properties.adversary import Adversary, Unkindness
-from tests.properties.clock_book import Broken, demand
+from tests.properties.broken import Broken, demand
 from tests.properties.faults import BY_NAME, FAULTS, Fault
+from tests.properties.run_seeds import CHECKER
 
 SEEDS = 60
 """Runs in which a fault must be caught at least once."""
@@ -16,6 +17,10 @@ OWN_CHECKS = {
     "tie_by_set_order": "test_ties_by_the_order_of_a_set_are_seen",
 }
 """Faults that break a promise of another kind, and the tests that see them."""
+
+CHECKERS = [import_module(f"tests.properties.{name.removesuffix('.py')}") for name in CHECKER]
+ASKING = [module for module in CHECKERS if hasattr(module, "demand") and module.__name__ != demand.__module__]
+"""Modules that make demands."""
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/invariants.md"
@@ -42,7 +47,7 @@ def test_each_bound_sees_a_window_without_end_by_itself(name: str) -> None:
     for seed in range(20):
         with pytest.MonkeyPatch.context() as patch:
             fault.install(patch)
-            for module in (clock_book, fairness_oracle, idleness):
+            for module in ASKING:
                 patch.setattr(module, "demand", lambda holds, n, *what: demand(holds or n != name, n, *what))
             caught.append(property_broken(seed, fault.unkindness, exact=False))
     assert set(caught) == {name, None}

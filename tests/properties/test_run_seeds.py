@@ -1,6 +1,7 @@
 """The runner of seeds: what it skips, what it records, and what it does with a seed that fails."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_a_seed_that_fails_is_told_kept_and_counted(
     assert json.loads((tmp_path / "kept.json").read_text()) == {"seeds": [13]}
     assert [stretch.violations for stretch in load(tmp_path / "state.json")] == [1]
     assert main(["--from", "13", "--count", "1", "--again", *files]) == 1
+
+
+def test_the_digest_is_of_every_module_of_the_checker() -> None:
+    found, left = set(), ["adversary"]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            text = (run_seeds.HERE / f"{name}.py").read_text()
+            left += re.findall(r"^ *from tests\.properties\.(\w+) import", text, re.MULTILINE)
+    assert {f"{name}.py" for name in found} == set(run_seeds.CHECKER)
 
 
 def test_another_core_has_run_nothing_yet() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.properties.adversary import FEATURES, Adversary, Unkindness, only
-from tests.properties.clock_book import Broken
+from tests.properties.broken import Broken
 from tests.properties.faults import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -62,9 +62,8 @@ def ours() -> Iterator[tuple[Path, str, ast.Module]]:
 def test_modules_and_functions_keep_their_size() -> None:
     too_long = []
     for path, text, tree in ours():
-        if "tests" in path.relative_to(ROOT).parts:
-            continue
-        if (lines := text.count("\n")) > MODULE_LINES_MAX:
+        is_test = path.name.startswith("test_")  # one beside the other, and read one at a time
+        if (lines := text.count("\n")) > MODULE_LINES_MAX and not is_test:
             too_long.append(f"{path.relative_to(ROOT)}: {lines} lines")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
