@@ -28,6 +28,9 @@ LATEST_KEPT_MAX = 32
 COST_RATE_MEMORY_S = 10.0
 """Busy seconds after which the pool's cost rate has forgotten two thirds of the past."""
 
+LEG_COST_STEP = 1 / 16
+"""Weight of the latest leg in the mean cost of a leg."""
+
 SERVICE_STEP = 1 / 8
 """Weight of the latest gap between two grants in a tenant's mean gap."""
 
@@ -143,6 +146,8 @@ class CostRate:
 
     cost: float
     busy_s: float = 1.0
+    leg_cost: float = 0.0
+    """Mean cost of a leg, the latest weighing most; 0 until one has ended."""
     settled_at_ns: int | None = None
     """Up to when busy time is counted; None while the pool is idle."""
 
@@ -159,6 +164,11 @@ class CostRate:
         """Count what a leg attained."""
         self._advance(now_ns)
         self.cost += cost
+        self.leg_cost = cost if self.leg_cost == 0.0 else self.leg_cost + (cost - self.leg_cost) * LEG_COST_STEP
+
+    def backlog_ns(self, requests: int) -> int:
+        """How long the pool works on so many waiting requests."""
+        return round(requests * self.leg_cost / self.per_s * NS_PER_S) if self.cost > 0.0 else 0
 
     @property
     def per_s(self) -> float:

@@ -366,6 +366,9 @@ class SchedulerConfig:
     what the tokens that it lacks there take to compute; 0: at once."""
     cold_wait_ms_max: int = 5_000
     """Longest such wait of a request."""
+    cold_wait_backlog_factor: float = 1.0
+    """Nor does such a wait last longer than this · the time in which the pool works off what waits in it: where
+    hardly anything else waits, a spared prefill serves nobody. 0: the backlog does not matter."""
     load_penalty: float = 0.05
     """Score: cached share of the prompt − this · load; the load is the fullest of slots, KV and prefill room."""
     fill_penalty: float = 0.01

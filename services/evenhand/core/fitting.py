@@ -27,6 +27,12 @@ class Fitting:
         self._headroom_divisor = config.headroom_divisor
         self._cold_wait_factor = config.cold_wait_factor
         self._cold_wait_ns_max = config.cold_wait_ms_max * NS_PER_MS
+        self._backlog_factor = config.cold_wait_backlog_factor
+        self._backlog_ns = 0
+
+    def backlog(self, backlog_ns: int) -> None:
+        """Told before each look at what may run: how long the pool works on what waits."""
+        self._backlog_ns = backlog_ns
 
     def fits(self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int) -> bool:
         """Room for this very request at a worker that has room: KV, headroom, exclusion."""
@@ -79,7 +85,9 @@ class Fitting:
     def cold_wait_ns(self, queued: Queued, cached_tokens: int) -> int:
         """How long a request waits for a warmer worker rather than run where so many of its tokens are cached.
 
-        Some times what the warmest one spares it: as long again as the tokens it lacks take to compute there.
+        Some times what the warmest one spares it: as long again as the tokens it lacks take to compute there. And
+        hardly longer than the pool works on its backlog: a wait spares work, and where hardly anything else waits,
+        there is nobody whom that would serve.
         """
         tokens, rate = cached_tokens, 0.0
         for worker_id, held_tokens in queued.cached.items():
@@ -93,6 +101,8 @@ class Fitting:
         if not rate:
             return 0
         wait_ns = self._cold_wait_factor * (tokens - cached_tokens) / rate * NS_PER_S
+        if self._backlog_factor > 0.0:
+            wait_ns = min(wait_ns, self._backlog_factor * self._backlog_ns)
         return round(min(wait_ns, self._cold_wait_ns_max))
 
     def warmer_for_each(self, heads: Sequence[Queued], worker: Worker, tokens_min: int) -> tuple[Worker, ...]:

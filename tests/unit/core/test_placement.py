@@ -13,6 +13,8 @@ FOUR = ("w1", "w2", "w3", "w4")
 
 
 def steady(**changes: object) -> SchedulerConfig:
+    """Workers are heard of for ever, and a wait for a warm one does not ask what else waits."""
+    changes = {"cold_wait_backlog_factor": 0.0, **changes}
     return config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, **changes)
 
 
@@ -200,6 +202,24 @@ def test_the_wait_for_a_warm_worker_is_bounded_whatever_the_prompt() -> None:
     assert not tickets(world.submit("a", warm))
     assert not tickets(world.tick(699))
     assert ticket(world.tick(1)).worker_id == "w2"
+
+
+def test_nobody_waits_for_a_warm_worker_longer_than_the_pool_works_on_its_backlog() -> None:
+    world = World(steady(cold_wait_backlog_factor=1.0, prefill_pending_max_tokens=10**9))
+    world.tenants("a")
+    world.workers("w1", "w2", slots=2)
+    legs = tickets([*world.submit("a", chain(7, 64)), *world.submit("a", chain(8, 64))])
+    for leg in legs:
+        world.settle(leg, Usage(1_025, 0, 10), after_ms=50)
+    warm = chain(1, 1_000)
+    world.store("w1", warm)
+    full = [ticket(world.submit("a", warm)) for _ in range(2)]
+    assert {leg.worker_id for leg in full} == {"w1"}
+    assert not tickets(world.submit("a", warm))
+    status = world.scheduler.status(world.now_ns)
+    backlog_ms = 1_045 / status.cost_rate_per_s * 1_000
+    assert not tickets(world.tick(backlog_ms - 2))
+    assert ticket(world.tick(4)).worker_id == "w2"
 
 
 def test_a_tenant_whose_requests_come_to_their_warm_worker_in_time_has_another_one_warmed() -> None:

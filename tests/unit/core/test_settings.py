@@ -130,7 +130,8 @@ def cold_decline_tokens(value: int) -> Seen:
 
 def waited_ms(**changes: Any) -> Seen:
     """How long a request waits for the worker that holds all of it, beside an idle one."""
-    world = pool("a", workers=("w1", "w2"), prefill_pending_max_tokens=10**9, **changes)
+    settings = {"prefill_pending_max_tokens": 10**9, "cold_wait_backlog_factor": 0.0, **changes}
+    world = pool("a", workers=("w1", "w2"), **settings)
     warm = chain(1, 1_000)
     world.store("w1", warm)
     world.submit("a", warm)
@@ -293,6 +294,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "cold_decline_tokens": (cold_decline_tokens, 512, 10**9),
     "cold_wait_factor": (lambda value: waited_ms(cold_wait_factor=value), 0.0, 1.0),
     "cold_wait_ms_max": (lambda value: waited_ms(cold_wait_ms_max=value), 500, 3_000),
+    "cold_wait_backlog_factor": (lambda value: waited_ms(cold_wait_backlog_factor=value), 0.0, 0.1),
     "load_penalty": (load_penalty, 0.0, 10.0),
     "fill_penalty": (fill_penalty, 0.0, 1.0),
     "headroom_divisor": (headroom_divisor, 2, 8),
