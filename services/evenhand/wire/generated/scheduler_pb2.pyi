@@ -300,7 +300,7 @@ class Explanation(_message.Message):
     EXCLUDED_WORKERS_BY_REASON_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     reason: _builtins.str
-    """only_candidate, affinity, load, fairness, overtake_cap; adopted where an earlier scheduler decided"""
+    """only_candidate, affinity, load, fairness, overtake_cap, guarantee; adopted where an earlier scheduler decided"""
     sentence: _builtins.str
     """One sentence for people."""
     wait_ms: _builtins.float
@@ -478,7 +478,9 @@ class RenewRequest(_message.Message):
     ticket: _builtins.str
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What was used so far, where it is known."""
+        """What was used so far, where it is known. The first one with output_tokens tells that the first token is there, and
+        thereby frees the prefill room that the ticket holds at its worker: streams send one at that moment.
+        """
 
     def __init__(
         self,
