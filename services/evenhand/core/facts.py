@@ -370,7 +370,10 @@ class SchedulerConfig:
     """Nor does such a wait last longer than this · the time in which the pool works off what waits in it: where
     hardly anything else waits, a spared prefill serves nobody. 0: the backlog does not matter."""
     load_penalty: float = 0.05
-    """Score: cached share of the prompt − this · load; the load is the fullest of slots, KV and prefill room."""
+    """Score: cached share of the prompt − this · load; the load is the fuller of slots and KV."""
+    prefill_penalty: float = 1.0
+    """Score: − this · prefill pending at the worker ÷ ``prefill_pending_max_tokens``. What is cached and what must
+    be computed first are weighed alike: both are time to the first token."""
     fill_penalty: float = 0.01
     """Score: − this · the filled part of the worker's cache, so that what must be computed anew is put where it
     evicts least; small against ``load_penalty`` and against any real prefix."""

@@ -118,18 +118,18 @@ class Worker:
             return self.awaited_tokens
         return self.awaited_tokens + ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
 
-    def load_share(self, prefill_pending_max_tokens: int, now_ns: int) -> float:
-        """How full it is, from 0: the fullest of slots, KV and prefill room."""
-        spec = self.spec
-        load = max(len(self.tickets) / spec.slots, self.kv_reserved_blocks / spec.kv_blocks)
-        if self.awaited_tokens or self.prefill_until_ns > now_ns:
-            load = max(load, self.prefill_pending_tokens(now_ns) / prefill_pending_max_tokens)
-        return load
+    @property
+    def load_share(self) -> float:
+        """How full it is, from 0: the fuller of slots and KV."""
+        return max(len(self.tickets) / self.spec.slots, self.kv_reserved_blocks / self.spec.kv_blocks)
 
     def score_penalty(self, config: SchedulerConfig, now_ns: int) -> float:
-        """What its load and the filling of its cache take off the score of every pair here."""
-        load = config.load_penalty * self.load_share(config.prefill_pending_max_tokens, now_ns)
-        return load + config.fill_penalty * min(1.0, self.filled_blocks / self.spec.kv_blocks)
+        """What load, pending prefill and the filling of its cache take off the score of every pair here."""
+        penalty = config.load_penalty * self.load_share
+        if self.awaited_tokens or self.prefill_until_ns > now_ns:
+            pending_share = self.prefill_pending_tokens(now_ns) / config.prefill_pending_max_tokens
+            penalty += config.prefill_penalty * pending_share
+        return penalty + config.fill_penalty * min(1.0, self.filled_blocks / self.spec.kv_blocks)
 
     def ttft_ms(self, uncached_tokens: int, now_ns: int) -> float:
         """Predicted time to first token of a prompt dispatched here now."""

@@ -148,7 +148,13 @@ def engine_full_fraction(value: float) -> Seen:
 
 
 def load_penalty(value: float) -> Seen:
-    world = pool("a", workers=("w1", "w2"), slots=8, load_penalty=value)
+    world = pool("a", workers=("w1", "w2"), slots=8, load_penalty=value, prefill_penalty=0.0)
+    world.store("w1", chain(1, 4))
+    return [ticket(world.submit("a", (*chain(1, 4), *chain(10 + n, 36)))).worker_id for n in range(3)]
+
+
+def prefill_penalty(value: float) -> Seen:
+    world = pool("a", workers=("w1", "w2"), slots=8, prefill_penalty=value, load_penalty=0.0)
     world.store("w1", chain(1, 4))
     return [ticket(world.submit("a", (*chain(1, 4), *chain(10 + n, 36)))).worker_id for n in range(3)]
 
@@ -296,6 +302,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "cold_wait_ms_max": (lambda value: waited_ms(cold_wait_ms_max=value), 500, 3_000),
     "cold_wait_backlog_factor": (lambda value: waited_ms(cold_wait_backlog_factor=value), 0.0, 0.1),
     "load_penalty": (load_penalty, 0.0, 10.0),
+    "prefill_penalty": (prefill_penalty, 0.0, 10.0),
     "fill_penalty": (fill_penalty, 0.0, 1.0),
     "headroom_divisor": (headroom_divisor, 2, 8),
     "engine_full_fraction": (engine_full_fraction, 0.9, 0.0),
