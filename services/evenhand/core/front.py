@@ -34,7 +34,7 @@ class BandFront:
 class Front:
     """The candidates of a worker, those lately served there aside; in order, the most behind first."""
 
-    __slots__ = ("bands", "below_share", "is_cut", "tenants_count", "users")
+    __slots__ = ("bands", "below_share", "is_cut", "share_limits", "tenants_count", "users")
 
     def __init__(self) -> None:
         self.users: list[User] = []
@@ -44,6 +44,8 @@ class Front:
         """A band has more tenants inside the window than K."""
         self.below_share: list[User] | None = None
         """Those of ``users`` whose tenants may use headroom; None: not asked yet."""
+        self.share_limits: dict[str, float] = {}
+        """Outstanding cost per weight below which a tenant of a band may use headroom, as of ``below_share``."""
 
 
 class Fronts:
@@ -120,6 +122,7 @@ class Fronts:
         """Those of the front whose tenants may use headroom."""
         if front.below_share is None:
             limits = {name: self._outstanding.per_weight(each.band) for name, each in front.bands.items()}
+            front.share_limits = limits
             front.below_share = [
                 user
                 for user in front.users
@@ -132,24 +135,28 @@ class Fronts:
     def sticky(self, front: Front, worker: Worker, tight: bool) -> list[User]:
         """Users of the tenants served last at a worker inside the window, but beyond the first K; in order."""
         users: list[User] = []
-        bands, capacity_tokens = front.bands, worker.capacity_tokens
-        band: Band | None = None
-        band_front: BandFront | None = None
-        for tenant in worker.served.values():
-            if not tenant.in_a:
+        capacity_tokens = worker.capacity_tokens
+        for band_front in front.bands.values():
+            last = band_front.last
+            if last is None:
                 continue
-            if tenant.band is not band:
-                band = tenant.band
-                band_front = bands.get(band.node_id)
-            if band_front is None or band_front.last is None:
-                continue
-            last, v = band_front.last, tenant.v
-            if v < last[0] or v > band_front.v_max:
-                continue
-            if (v, tenant.node_id) < last or tenant.reach_tokens > capacity_tokens:
-                continue
-            if not tight or self._outstanding.below_share(tenant):
-                self.add_users(tenant, worker, users)
+            band, last_v, v_max = band_front.band, last[0], band_front.v_max
+            found = [
+                tenant
+                for tenant in worker.served.values()
+                if last_v <= tenant.v <= v_max and tenant.in_a and tenant.band is band
+            ]
+            if tight:
+                limit = front.share_limits[band.node_id]
+                found = [each for each in found if not each.granted or each.outstanding < each.weight * limit]
+            for tenant in found:
+                if (tenant.v == last_v and (last_v, tenant.node_id) < last) or tenant.reach_tokens > capacity_tokens:
+                    continue
+                order = tenant.users.order
+                if len(order) == 1:
+                    users.append(order[0][2])
+                else:
+                    self.add_users(tenant, worker, users)
         if len(users) > 1:
             users.sort(key=path_v)
         return users

@@ -112,7 +112,7 @@ class Legs:
         # What the map holds there already needs no presumption.
         unheld_keys = request.block_keys[held.map_cached_blocks :]
         self.presence.presume(ticket.ticket_id, ticket.worker_id, unheld_keys, now_ns)
-        worker.filled_blocks = self.presence.filled_blocks(ticket.worker_id)
+        worker.fill(self.presence.filled_blocks(ticket.worker_id))
         self.placement.heads.map_version += 1
         self.placement.heads.presumed(tenant, queued, worker)
         self.move(user, now_ns, charge, held)
@@ -248,7 +248,7 @@ class Legs:
         self.placement.heads.map_version += 1
         worker = self.rooms.workers.get(worker_id)
         if worker is not None:
-            worker.filled_blocks = self.presence.filled_blocks(worker_id)
+            worker.fill(self.presence.filled_blocks(worker_id))
 
     def worker_attached(self, worker: Worker, now_ns: int) -> tuple[OpenTicket, ...]:
         """A worker joined: reserve for its tickets of earlier terms; return those of an epoch that is over."""
@@ -261,7 +261,7 @@ class Legs:
             self.attach(held, worker)
             worker.reserve(held, 0, now_ns)
             self.presence.presume(ticket_id, worker.spec.worker_id, held.queued.request.block_keys, now_ns)
-        worker.filled_blocks = self.presence.filled_blocks(worker.spec.worker_id)
+        worker.fill(self.presence.filled_blocks(worker.spec.worker_id))
         self.placement.heads.map_version += 1
         self.rooms.judge(worker, now_ns)
         return tuple(over)

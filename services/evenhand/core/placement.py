@@ -2,11 +2,12 @@
 
 For each worker with room, C_w is looked at (``front``): the users, of tenants, of bands, that lie inside the
 windows of their siblings. Of each user the first H requests count. The best score over all of them wins; the
-score is the cached share of the prompt − load_penalty · load − fill_penalty · filling. The load is the fullest of
-the worker's slots, KV and prefill room: requests load it by tokens, not only by their number. The filling is how
-much of its cache holds something that would be evicted. Ties go to the most behind (lower v of band, then tenant,
-then user), then the older request, then the lower predicted time to first token, then the lower id. (Least time
-to first token *across requests* would be shortest-first; it only chooses among workers.)
+score is the cached share of the prompt − load_penalty · load − prefill_penalty · pending prefill − fill_penalty
+· filling. The load is the fuller of the worker's slots and KV, pending prefill is told as a part of its room:
+requests load a worker by tokens, not only by their number. The filling is how much of its cache holds something
+that would be evicted. Ties go to the most behind (lower v of band, then tenant, then user), then the older
+request, then the lower predicted time to first token, then the lower id. (Least time to first token *across
+requests* would be shortest-first; it only chooses among workers.)
 
 A pair is declined while a worker without room holds ``cold_decline_tokens`` more of the prompt. If nothing else is
 left, the most-behind user takes its best declined pair, but not before waiting cannot be called the cheaper way
@@ -36,6 +37,7 @@ from evenhand.core.presence import Presence
 from evenhand.core.queued import BestHead, Queued
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
+from evenhand.core.waiting import Waiting
 from evenhand.core.worker import Worker
 
 NEVER_NS = 1 << 63
@@ -85,6 +87,8 @@ class View(NamedTuple):
     front: Front
     users: list[User]
     """C_w; where only headroom is left, those of it that may use headroom."""
+    looked: list[User]
+    """Those of ``users`` that a look may still find something for: without those known to wait."""
     penalty: float
     free_blocks: int
     plain_blocks: int
@@ -198,25 +202,35 @@ class Placement:
         views: list[View] = []
         cold: dict[User, Choice | None] = {}
         self._pass += 1
-        divisor = self._config.headroom_divisor
-        shared = None
+        config, fair, divisor = self._config, self._fair, self._config.headroom_divisor
+        kept_worker = self.keeping.kept.worker if self.keeping.kept is not None else None
+        shared: Front | None = None
+        waiting: Waiting | None = None
         for worker in self._rooms.open.values():
-            if shared is None or not self._fair.all_universal:
+            if shared is None or not fair.all_universal:
                 shared = self._front(worker, now_ns, only)
                 if shared is None:
                     continue
+                waiting = Waiting(shared, self._rooms, self._pass, now_ns) if fair.all_universal else None
             spec = worker.spec
             free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
             common_blocks = free_blocks - spec.kv_blocks // divisor
             tight = len(worker.tickets) >= spec.slots - spec.slots // divisor or common_blocks <= 0
-            users = self._candidates(worker, shared, tight, now_ns)
-            if users:
-                penalty = worker.score_penalty(self._config, now_ns)
+            users = looked = self._candidates(worker, shared, tight, now_ns)
+            if waiting is not None and worker is not kept_worker:
+                looked = waiting.others(users, worker, tight)
+            if looked:
+                penalty = worker.score_penalty(config, now_ns)
                 plain_blocks = free_blocks if tight else common_blocks
-                view = View(worker, shared, users, penalty, free_blocks, plain_blocks)
+                view = View(worker, shared, users, looked, penalty, free_blocks, plain_blocks)
                 views.append(view)
                 best = self._best_at(view, best, cold, now_ns)
-        return best if best is not None else self._best_declined(views, cold, now_ns)
+        if best is not None:
+            return best
+        if waiting is not None:
+            for user, until_ns in waiting.found():
+                self._note_waiting(user, until_ns)
+        return self._best_declined(views, cold, now_ns)
 
     def _best_at(
         self, view: View, best: Choice | None, cold: dict[User, Choice | None], now_ns: int
@@ -229,7 +243,7 @@ class Placement:
         worker_id, know, this_pass = view.worker.spec.worker_id, self._know, self._pass
         warm: list[tuple[float, int, User, BestHead]] = []
         others: list[tuple[User, BestHead]] = []
-        for user in view.users:
+        for user in view.looked:
             head = user.best.get(worker_id)
             if head is None:
                 head = user.cold
@@ -300,7 +314,7 @@ class Placement:
         this_pass = self._pass
         for view in views:
             worker_id = view.worker.spec.worker_id
-            for user in view.users:
+            for user in view.looked:
                 if best is not None and best.user is not user and user.path > best.user.path:
                     continue
                 head = user.best.get(worker_id)

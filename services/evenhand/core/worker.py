@@ -51,6 +51,7 @@ class Worker:
     """Mutable state of a worker. ``is_member`` is written by ``Members`` alone."""
 
     __slots__ = (
+        "_filled_share",
         "_rate_samples",
         "awaited",
         "awaited_tokens",
@@ -63,6 +64,7 @@ class Worker:
         "is_member",
         "kv_reserved_blocks",
         "load",
+        "load_share",
         "output_token_ms",
         "prefill_rate_tokens_per_s",
         "prefill_until_ns",
@@ -94,7 +96,10 @@ class Worker:
         self.served: dict[TenantId, Tenant] = {}
         """The last distinct tenants served here, the latest last."""
         self.filled_blocks = 0
-        """Blocks of its cache that hold something, as the map and what is assumed beside it say."""
+        """As of ``fill``."""
+        self._filled_share = 0.0
+        self.load_share = 0.0
+        """How full it is, from 0: the fuller of slots and KV."""
         self.is_member = False
         """Counted in F of the tenants: takes requests at all."""
         self.reopens_at_ns = 0
@@ -106,6 +111,8 @@ class Worker:
         """Take another spec; tickets and what they reserve stay."""
         self.spec = spec
         self.capacity_tokens = capacity_tokens(spec)
+        self.fill(self.filled_blocks)
+        self._loaded()
 
     @property
     def slots_used(self) -> int:
@@ -118,18 +125,21 @@ class Worker:
             return self.awaited_tokens
         return self.awaited_tokens + ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
 
-    @property
-    def load_share(self) -> float:
-        """How full it is, from 0: the fuller of slots and KV."""
-        return max(len(self.tickets) / self.spec.slots, self.kv_reserved_blocks / self.spec.kv_blocks)
+    def fill(self, blocks: int) -> None:
+        """So many blocks of its cache hold something, as the map and what is assumed beside it say."""
+        self.filled_blocks = blocks
+        self._filled_share = min(1.0, blocks / self.spec.kv_blocks)
 
     def score_penalty(self, config: SchedulerConfig, now_ns: int) -> float:
         """What load, pending prefill and the filling of its cache take off the score of every pair here."""
         penalty = config.load_penalty * self.load_share
-        if self.awaited_tokens or self.prefill_until_ns > now_ns:
-            pending_share = self.prefill_pending_tokens(now_ns) / config.prefill_pending_max_tokens
-            penalty += config.prefill_penalty * pending_share
-        return penalty + config.fill_penalty * min(1.0, self.filled_blocks / self.spec.kv_blocks)
+        ahead_ns = self.prefill_until_ns - now_ns
+        if ahead_ns > 0 or self.awaited_tokens:
+            pending_tokens: float = self.awaited_tokens
+            if ahead_ns > 0:
+                pending_tokens += ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
+            penalty += config.prefill_penalty * (pending_tokens / config.prefill_pending_max_tokens)
+        return penalty + config.fill_penalty * self._filled_share
 
     def ttft_ms(self, uncached_tokens: int, now_ns: int) -> float:
         """Predicted time to first token of a prompt dispatched here now."""
@@ -157,15 +167,21 @@ class Worker:
             self.prefill_until_ns = ticket.prefill_end_ns
         self.kv_reserved_blocks += ticket.kv_blocks
         self.tickets[ticket.ticket.ticket_id] = ticket
+        self._loaded()
 
     def release(self, ticket: "OpenTicket", now_ns: int) -> None:
         """Give back all that ``reserve`` took, once."""
         del self.tickets[ticket.ticket.ticket_id]
         self.kv_reserved_blocks -= ticket.kv_blocks
         assert self.kv_reserved_blocks >= 0, "KV reserved below zero"
+        self._loaded()
         self.prefilled(ticket, now_ns)
         if not self.tickets:
             self.prefill_until_ns = 0
+
+    def _loaded(self) -> None:
+        """Tickets, KV or the spec have changed."""
+        self.load_share = max(len(self.tickets) / self.spec.slots, self.kv_reserved_blocks / self.spec.kv_blocks)
 
     def prefilled(self, ticket: "OpenTicket", now_ns: int) -> None:
         """A ticket's prefill is done, or will not be: give back its prefill room. Once counts."""
