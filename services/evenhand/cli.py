@@ -4,7 +4,9 @@ Each command is a module with ``main(argv) -> int``, imported only when it is ca
 install still has a command line and a command starts as fast as its own imports allow.
 """
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from evenhand.core.errors import EvenhandError
 EXIT_FAULT = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
+"""What the system says where it takes no more of what is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,26 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code is ours. A fault with a name ends in one sentence on standard error."""
+    """Run one command; its exit code is ours. A fault with a name ends in one sentence on standard error.
+
+    So does an output that cannot be written, or that nobody reads any more.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in UNWRITTEN:
+            raise
+        name = " ".join(["evenhand", *arguments[:1]])
+        print(f"{name}: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        _drop_output()
+        return EXIT_FAULT
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else EXIT_USAGE
@@ -75,6 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def _drop_output() -> None:
+    """Let nobody try again to write what is left in the buffer."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The one door: help, unknown commands, and that every command's module has a main."""
 
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +33,41 @@ def test_every_command_can_explain_itself(command: cli.Command, capsys: pytest.C
         raise SystemExit(cli.main([command.name, "--help"]))
     assert ended.value.code == 0
     assert command.name in capsys.readouterr().out
+
+
+FULL = Path("/dev/full")
+"""A device with no space left."""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["simulate", "--help"]])
+def test_an_output_that_cannot_be_written_is_one_sentence(arguments: list[str], unbuffered: str) -> None:
+    with FULL.open("w") as full:
+        ended = _run(arguments, full.fileno(), unbuffered)
+    assert ended.returncode == cli.EXIT_FAULT
+    assert ended.stderr == f"evenhand {arguments[0]}: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_nobody_reads_is_one_sentence(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = _run(["simulate", "--help"], writing, unbuffered)
+    finally:
+        os.close(writing)
+    assert ended.returncode == cli.EXIT_FAULT
+    assert ended.stderr == "evenhand simulate: the output cannot be written: Broken pipe.\n"
+
+
+def _run(arguments: list[str], output: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "evenhand.cli", *arguments],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        text=True,
+        timeout=60,
+        check=False,
+    )
