@@ -150,7 +150,8 @@ class Fronts:
                 limit = front.share_limits[band.node_id]
                 found = [each for each in found if not each.granted or each.outstanding < each.weight * limit]
             for tenant in found:
-                if (tenant.v == last_v and (last_v, tenant.node_id) < last) or tenant.reach_tokens > capacity_tokens:
+                is_of_front = tenant.v == last_v and (last_v, tenant.node_id) < last
+                if is_of_front or tenant.reach_tokens > capacity_tokens:
                     continue
                 order = tenant.users.order
                 if len(order) == 1:

@@ -19,7 +19,7 @@ from evenhand.core.presence import Presence
 from evenhand.core.queued import BestHead, Queued
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
-from evenhand.core.worker import Worker
+from evenhand.core.worker import Worker, worker_mark
 
 REFRESHES_MAX = 16
 """Heads that are looked up again at one look at their users, so that no single decision pays for all; the next
@@ -73,6 +73,11 @@ class Heads:
                         warm_workers[warm_id] = [queued]
                     else:
                         known.append(queued)
+            mask, workers = 0, self._rooms.workers
+            for warm_id in warm_workers:
+                warm_worker = workers.get(warm_id)
+                mask |= warm_worker.mark if warm_worker is not None else worker_mark(warm_id)
+            user.warm_mask = mask
             capacity_min_tokens = self._fair.capacity_min_tokens
             user.cold = self._best_head(heads, NO_WORKER, worker, capacity_min_tokens)
             user.cold.uniform = all(

@@ -204,27 +204,33 @@ class Placement:
         self._pass += 1
         config, fair, divisor = self._config, self._fair, self._config.headroom_divisor
         kept_worker = self.keeping.kept.worker if self.keeping.kept is not None else None
+        all_universal = fair.all_universal
         shared: Front | None = None
         waiting: Waiting | None = None
         for worker in self._rooms.open.values():
-            if shared is None or not fair.all_universal:
+            if shared is None or not all_universal:
                 shared = self._front(worker, now_ns, only)
                 if shared is None:
                     continue
-                waiting = Waiting(shared, self._rooms, self._pass, now_ns) if fair.all_universal else None
+                waiting = Waiting(shared, self._pass, now_ns) if all_universal else None
             spec = worker.spec
             free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
             common_blocks = free_blocks - spec.kv_blocks // divisor
-            tight = len(worker.tickets) >= spec.slots - spec.slots // divisor or common_blocks <= 0
+            tight = common_blocks <= 0 or len(worker.tickets) >= spec.slots - spec.slots // divisor
             users = looked = self._candidates(worker, shared, tight, now_ns)
+            is_cold_only = False
             if waiting is not None and worker is not kept_worker:
                 looked = waiting.others(users, worker, tight)
-            if looked:
-                penalty = worker.score_penalty(config, now_ns)
-                plain_blocks = free_blocks if tight else common_blocks
-                view = View(worker, shared, users, looked, penalty, free_blocks, plain_blocks)
-                views.append(view)
-                best = self._best_at(view, best, cold, now_ns)
+                is_cold_only = best is not None and waiting.is_cold_only
+            if not looked:
+                continue
+            penalty = worker.score_penalty(config, now_ns)
+            if is_cold_only and best is not None and best.score > -penalty:
+                continue  # Nothing here scores above what an empty hand does.
+            plain_blocks = free_blocks if tight else common_blocks
+            view = View(worker, shared, users, looked, penalty, free_blocks, plain_blocks)
+            views.append(view)
+            best = self._best_at(view, best, cold, now_ns)
         if best is not None:
             return best
         if waiting is not None:

@@ -53,6 +53,7 @@ class User(FairChild):
         "tenant",
         "tickets_open",
         "waits_since_ns",
+        "warm_mask",
         "warm_workers",
     )
 
@@ -71,6 +72,8 @@ class User(FairChild):
         """The same for any worker that holds no part of any head; None: not worked out."""
         self.warm_workers: dict[WorkerId, list[Queued]] = NO_HEADS
         """Workers that hold a part of a head, each with those heads, oldest first; as of ``cold``."""
+        self.warm_mask = 0
+        """Their ``Worker.mark`` together: who is not in it is none of them."""
         self.matched_at_ns = 0
         self.matched_version = -1
 

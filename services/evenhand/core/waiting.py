@@ -11,9 +11,7 @@ but its own counts.
 from collections.abc import Iterator
 
 from evenhand.core.front import Front
-from evenhand.core.ids import WorkerId
 from evenhand.core.queued import BestHead
-from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import User
 from evenhand.core.worker import Worker
 
@@ -23,8 +21,10 @@ class Waiting:
 
     __slots__ = (
         "_below",
+        "_cold_unknown",
         "_common_count",
         "_front",
+        "_hot_mask",
         "_met",
         "_now_ns",
         "_others",
@@ -32,11 +32,12 @@ class Waiting:
         "_pass",
         "_tight_count",
         "_waits",
-        "_warm",
         "_warm_counts",
+        "_warm_mask",
+        "is_cold_only",
     )
 
-    def __init__(self, front: Front, rooms: Rooms, this_pass: int, now_ns: int) -> None:
+    def __init__(self, front: Front, this_pass: int, now_ns: int) -> None:
         self._front = front
         self._pass = this_pass
         self._now_ns = now_ns
@@ -47,8 +48,8 @@ class Waiting:
         """… and may use headroom."""
         self._below: dict[User, None] = {}
         """Those of the front that may use headroom, once that was asked for."""
-        self._warm: dict[WorkerId, list[User]] = {}
-        """Workers with room that hold a part for some of the front that wait, and those."""
+        self._warm_mask = 0
+        """Workers that hold a part for some of the front that wait."""
         self._warm_counts: dict[User, int] = {}
         """At how many of them each was met."""
         self._common_count = 0
@@ -56,15 +57,23 @@ class Waiting:
         """Workers met where only headroom is left, and the others."""
         self._met: dict[User, int] = {}
         """Those served last at a worker that wait beside it, and until when."""
+        self._hot_mask = 0
+        """Workers that hold a part for some of the front that do not wait."""
+        self._cold_unknown: list[User] = []
+        """Those that do not wait, and may hold a part anywhere."""
+        self.is_cold_only = False
+        """The worker met last holds no part for any of those returned, as far as is known."""
         for user in front.users:
             head = user.cold
             if head is None or not self._is_waiting(head):
                 self._others.append(user)
+                if head is None or not head.uniform:
+                    self._cold_unknown.append(user)
+                else:
+                    self._hot_mask |= user.warm_mask
                 continue
             self._waits[user] = head
-            for worker_id in user.warm_workers:
-                if worker_id in rooms.open:
-                    self._warm.setdefault(worker_id, []).append(user)
+            self._warm_mask |= user.warm_mask
 
     def others(self, users: list[User], worker: Worker, tight: bool) -> list[User]:
         """Meet one worker; those of its C_w (``users``) that do not wait, or for whom it holds a part."""
@@ -75,13 +84,16 @@ class Waiting:
             base, others = self._of_below_share()
         else:
             self._common_count += 1
-        warm = self._warm.get(worker_id)
-        if warm is not None:
+        self.is_cold_only = users is base and self._is_known(tight) and not self._hot_mask & worker.mark
+        if self._warm_mask & worker.mark:
+            warm = [user for user in self._waits if worker_id in user.warm_workers]
             if tight:
                 warm = [user for user in warm if user in self._below]
             for user in warm:
                 self._warm_counts[user] = self._warm_counts.get(user, 0) + 1
-            others = others + warm
+                self.is_cold_only = False
+            if warm:
+                others = others + warm
         if users is base:
             return others
         looked: list[User] = []
@@ -102,6 +114,19 @@ class Waiting:
             if count > 0:
                 yield user, head.waits_until_ns
         yield from self._met.items()
+
+    def _is_known(self, tight: bool) -> bool:
+        """Is it known of all that do not wait, and may be served there, where they hold a part?"""
+        if not self._cold_unknown:
+            return True
+        unknown: list[User] = []
+        for user in self._cold_unknown:
+            if user.cold is not None and user.cold.uniform:
+                self._hot_mask |= user.warm_mask
+            else:
+                unknown.append(user)
+        self._cold_unknown = unknown
+        return all(tight and user not in self._below for user in unknown)
 
     def _of_below_share(self) -> tuple[list[User], list[User]]:
         below = self._front.below_share

@@ -17,14 +17,18 @@ stretch of time ``[start, end)`` behind those before it; what lies ahead of now 
 
 import math
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S
 from evenhand.core.facts import SchedulerConfig, WorkerLoad, WorkerSpec
-from evenhand.core.ids import TenantId, TicketId
+from evenhand.core.ids import TenantId, TicketId, WorkerId
 
 if TYPE_CHECKING:
     from evenhand.core.tenant import Tenant
     from evenhand.core.tickets import OpenTicket
+
+MARKS = 1024
+"""Bits of a mask of workers, which tells for sure only who is not in it."""
 
 RATE_STEP = 1 / 8
 """Weight of the latest sample of a worker's time per output token."""
@@ -65,6 +69,7 @@ class Worker:
         "kv_reserved_blocks",
         "load",
         "load_share",
+        "mark",
         "output_token_ms",
         "prefill_rate_tokens_per_s",
         "prefill_until_ns",
@@ -78,6 +83,7 @@ class Worker:
     def __init__(self, spec: WorkerSpec, now_ns: int, prefill_rate: float, output_token_ms: float) -> None:
         self.spec = spec
         self.capacity_tokens = capacity_tokens(spec)
+        self.mark = worker_mark(spec.worker_id)
         self.heard_at_ns = now_ns
         self.load: WorkerLoad | None = None
         self.draining = False
@@ -236,6 +242,11 @@ class Worker:
         """When a ticket held here is expected to end, by the learned rates."""
         output_ns = ticket.ticket.output_tokens_estimated * self.output_token_ms * NS_PER_MS
         return ticket.prefill_end_ns + round(output_ns)
+
+
+def worker_mark(worker_id: WorkerId) -> int:
+    """One bit for a worker, the same for a name at all times; few workers share one."""
+    return 1 << (crc32(worker_id.encode()) % MARKS)
 
 
 def capacity_tokens(spec: WorkerSpec) -> int:
