@@ -217,16 +217,25 @@ class Placement:
             free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
             common_blocks = free_blocks - spec.kv_blocks // divisor
             tight = common_blocks <= 0 or len(worker.tickets) >= spec.slots - spec.slots // divisor
-            users = looked = self._candidates(worker, shared, tight, now_ns)
             is_cold_only = False
-            if waiting is not None and worker is not kept_worker:
-                looked = waiting.others(users, worker, tight)
-                is_cold_only = best is not None and waiting.is_cold_only
+            if waiting is None or worker is kept_worker:
+                users = looked = self._candidates(worker, shared, tight, now_ns)
+            else:
+                users, others = waiting.common() if not tight else waiting.tight(self.fronts)
+                looked = others
+                if shared.is_cut and (sticky := self.fronts.sticky(shared, worker, tight)):
+                    self.heads.refresh_due(sticky, now_ns)
+                    users = users + sticky
+                    looked = waiting.with_sticky(looked, sticky, worker)
+                if waiting.warm_mask & worker.mark:
+                    looked = waiting.with_warm(looked, worker, tight)
+                if best is not None and looked is others:
+                    is_cold_only = waiting.is_cold_only(worker, tight)
             if not looked:
                 continue
             penalty = worker.score_penalty(config, now_ns)
             if is_cold_only and best is not None and best.score > -penalty:
-                continue  # Nothing here scores above what an empty hand does.
+                continue  # It holds no part for anyone, and its load is the only score there.
             plain_blocks = free_blocks if tight else common_blocks
             view = View(worker, shared, users, looked, penalty, free_blocks, plain_blocks)
             views.append(view)

@@ -10,7 +10,7 @@ but its own counts.
 
 from collections.abc import Iterator
 
-from evenhand.core.front import Front
+from evenhand.core.front import Front, Fronts
 from evenhand.core.queued import BestHead
 from evenhand.core.tenant import User
 from evenhand.core.worker import Worker
@@ -33,8 +33,7 @@ class Waiting:
         "_tight_count",
         "_waits",
         "_warm_counts",
-        "_warm_mask",
-        "is_cold_only",
+        "warm_mask",
     )
 
     def __init__(self, front: Front, this_pass: int, now_ns: int) -> None:
@@ -48,7 +47,7 @@ class Waiting:
         """… and may use headroom."""
         self._below: dict[User, None] = {}
         """Those of the front that may use headroom, once that was asked for."""
-        self._warm_mask = 0
+        self.warm_mask = 0
         """Workers that hold a part for some of the front that wait."""
         self._warm_counts: dict[User, int] = {}
         """At how many of them each was met."""
@@ -61,8 +60,6 @@ class Waiting:
         """Workers that hold a part for some of the front that do not wait."""
         self._cold_unknown: list[User] = []
         """Those that do not wait, and may hold a part anywhere."""
-        self.is_cold_only = False
-        """The worker met last holds no part for any of those returned, as far as is known."""
         for user in front.users:
             head = user.cold
             if head is None or not self._is_waiting(head):
@@ -73,37 +70,48 @@ class Waiting:
                     self._hot_mask |= user.warm_mask
                 continue
             self._waits[user] = head
-            self._warm_mask |= user.warm_mask
+            self.warm_mask |= user.warm_mask
 
-    def others(self, users: list[User], worker: Worker, tight: bool) -> list[User]:
-        """Meet one worker; those of its C_w (``users``) that do not wait, or for whom it holds a part."""
+    def common(self) -> tuple[list[User], list[User]]:
+        """Meet a worker with more than headroom left: its front, and those of it that do not wait."""
+        self._common_count += 1
+        return self._front.users, self._others
+
+    def tight(self, fronts: Fronts) -> tuple[list[User], list[User]]:
+        """As ``common``, of those that may use headroom, where nothing else is left."""
+        self._tight_count += 1
+        below = self._front.below_share
+        if self._others_below is None or below is None:
+            below, waits = fronts.below_share(self._front), self._waits
+            self._below = dict.fromkeys(below)
+            self._others_below = [user for user in below if user not in waits]
+        return below, self._others_below
+
+    def with_warm(self, others: list[User], worker: Worker, tight: bool) -> list[User]:
+        """Add those of the front that wait, but for whom a worker that was met holds a part."""
         worker_id = worker.spec.worker_id
-        base, others = self._front.users, self._others
+        warm = [user for user in self._waits if worker_id in user.warm_workers]
         if tight:
-            self._tight_count += 1
-            base, others = self._of_below_share()
-        else:
-            self._common_count += 1
-        self.is_cold_only = users is base and self._is_known(tight) and not self._hot_mask & worker.mark
-        if self._warm_mask & worker.mark:
-            warm = [user for user in self._waits if worker_id in user.warm_workers]
-            if tight:
-                warm = [user for user in warm if user in self._below]
-            for user in warm:
-                self._warm_counts[user] = self._warm_counts.get(user, 0) + 1
-                self.is_cold_only = False
-            if warm:
-                others = others + warm
-        if users is base:
-            return others
+            warm = [user for user in warm if user in self._below]
+        for user in warm:
+            self._warm_counts[user] = self._warm_counts.get(user, 0) + 1
+        return others + warm if warm else others
+
+    def with_sticky(self, others: list[User], sticky: list[User], worker: Worker) -> list[User]:
+        """Add those served last at a worker that do not wait, or for whom it holds a part."""
         looked: list[User] = []
-        for user in users[len(base) :]:
+        worker_id = worker.spec.worker_id
+        for user in sticky:
             head = user.cold
             if head is None or worker_id in user.warm_workers or not self._is_waiting(head):
                 looked.append(user)
             else:
                 self._met[user] = head.waits_until_ns
         return others + looked if looked else others
+
+    def is_cold_only(self, worker: Worker, tight: bool) -> bool:
+        """Is it known of all of the front that do not wait that a worker holds no part for them?"""
+        return self._is_known(tight) and not self._hot_mask & worker.mark
 
     def found(self) -> Iterator[tuple[User, int]]:
         """Those that wait beside a worker that was met and holds no part for them, and until when."""
@@ -127,14 +135,6 @@ class Waiting:
                 unknown.append(user)
         self._cold_unknown = unknown
         return all(tight and user not in self._below for user in unknown)
-
-    def _of_below_share(self) -> tuple[list[User], list[User]]:
-        below = self._front.below_share
-        assert below is not None, "whether headroom may be used was asked for"
-        if self._others_below is None:
-            self._below = dict.fromkeys(below)
-            self._others_below = [user for user in below if user not in self._waits]
-        return below, self._others_below
 
     def _is_waiting(self, head: BestHead) -> bool:
         """Are all its heads declined wherever none holds a part, and none to be taken there yet?"""
