@@ -138,6 +138,18 @@ class CacheMap:
             masks = tuple(map(holders.get, keys, repeat(0)))
         return self.slots.matches(masks)
 
+    def depth(self, worker_id: WorkerId, keys: Sequence[int]) -> int:
+        """How many of the first ``keys`` one worker holds without a hole: its part of ``match``."""
+        cache = self._workers.get(worker_id)
+        if cache is None:
+            return 0
+        holding, bit, depth = self.holders.get, cache.bit, 0
+        for key in keys:
+            if not holding(key, 0) & bit:
+                break
+            depth += 1
+        return depth
+
     def holds_all(self, worker_id: WorkerId, keys: Sequence[int]) -> bool:
         """Whether the worker holds every one of ``keys``, on whatever tier."""
         cache = self._workers.get(worker_id)

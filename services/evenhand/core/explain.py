@@ -1,5 +1,8 @@
 """Why a choice was made, in the words of its record. Reads what placement weighed; decides nothing."""
 
+import math
+from collections.abc import Sequence
+
 from evenhand.core.estimator import NS_PER_MS, CostRate
 from evenhand.core.facts import (
     AffinityWish,
@@ -104,9 +107,14 @@ class Explainer:
         bands = choice.front.bands if choice.front is not None else {}
         chosen, tokens_wanted = choice.tenant, 0
         whose: Tenant | None = None
+        # Outside the narrowest window there is: most of those served there are not, and need no closer look.
+        v_least = -math.inf
+        if len(bands) == len(self._fair.pool):
+            v_least = min([each.v_max for each in bands.values()], default=v_least)
+        outside = [each for each in reversed(worker.served.values()) if each.v > v_least and each.in_a]
         left = WISHES_MAX
-        for tenant in reversed(worker.served.values()):
-            if not tenant.in_a or tenant is chosen:
+        for tenant in outside:
+            if tenant is chosen:
                 continue
             band_front = bands.get(tenant.band.node_id)
             if band_front is not None and tenant.v <= band_front.v_max:
@@ -115,9 +123,11 @@ class Explainer:
                 break
             left -= 1
             first = tenant.users.order[0][2]
-            if first.cold is not None and first.cold.uniform and worker_id not in first.warm_workers:
-                continue
-            for queued in first.heads(self._config.requests_considered_max):
+            if first.cold is not None:
+                heads: Sequence[Queued] = first.warm_workers.get(worker_id, ())
+            else:
+                heads = first.heads(self._config.requests_considered_max)
+            for queued in heads:
                 tokens = queued.cached.get(worker_id, 0)
                 if tokens > share * queued.prompt_tokens:
                     tokens_wanted, whose, share = tokens, tenant, tokens / queued.prompt_tokens
@@ -143,20 +153,24 @@ class Explainer:
         queued, chosen, config, cached = choice.queued, choice.worker, self._config, choice.queued.cached
         prompt_tokens, open_workers = queued.prompt_tokens, self._rooms.open
         # Ids are unique, so two places never compare their workers.
-        ranked: list[tuple[float, WorkerId, Worker]] = []
-        for worker_id, worker in open_workers.items():
-            score = cached.get(worker_id, 0) / prompt_tokens - worker.score_penalty(config, now_ns)
-            ranked.append((-score, worker_id, worker))
-        for worker_id, tokens in cached.items():
-            held = self._fair.members.get(worker_id)
-            if held is not None and held.closed is not None:
-                score = tokens / prompt_tokens - held.score_penalty(config, now_ns)
-                ranked.append((-score, worker_id, held))
+        ranked: list[tuple[float, WorkerId, Worker]] = [
+            (worker.score_penalty(config, now_ns), worker_id, worker) for worker_id, worker in open_workers.items()
+        ]
+        if cached:
+            members = self._fair.members
+            ranked = [place for place in ranked if place[1] not in cached]
+            for worker_id, tokens in cached.items():
+                held = open_workers.get(worker_id)
+                if held is None and (other := members.get(worker_id)) is not None and other.closed is not None:
+                    held = other
+                if held is not None:
+                    score = tokens / prompt_tokens - held.score_penalty(config, now_ns)
+                    ranked.append((-score, worker_id, held))
         ranked.sort()
         best = ranked[:CANDIDATES_MAX]
         if len(ranked) > CANDIDATES_MAX and chosen not in [worker for _, _, worker in best]:
             best[-1] = (-choice.score, chosen.spec.worker_id, chosen)
-        return tuple([_candidate(queued, worker, -score, now_ns) for score, _, worker in best])
+        return tuple([_candidate(queued, worker, 0.0 - score, now_ns) for score, _, worker in best])
 
     def _reason(self, choice: Choice, warmer_full: bool) -> ChoiceReason:
         if choice.guaranteed:
@@ -196,11 +210,12 @@ def adopted_decision(ticket: Ticket) -> Decision:
 def _candidate(queued: Queued, worker: Worker, score: float, now_ns: int) -> Candidate:
     spec = worker.spec
     tokens, pending_tokens = queued.cached.get(spec.worker_id, 0), worker.prefill_pending_tokens(now_ns)
+    ahead_tokens = pending_tokens + (queued.prompt_tokens - tokens)
     return Candidate(
         spec.worker_id,
         tokens,
         score,
-        worker.ttft_ms(queued.prompt_tokens - tokens, now_ns),
+        ahead_tokens / worker.prefill_rate_tokens_per_s * 1000.0 + worker.output_token_ms,
         len(worker.tickets),
         spec.slots,
         round(pending_tokens),

@@ -424,10 +424,10 @@ class Legs:
         if position is None or position.epoch != worker.spec.epoch:
             return
         usable = (request.prompt_tokens - 1) // worker.spec.block_size_tokens
-        for match in self.presence.match_map_only(request.block_keys):
-            if match.worker_id == worker.spec.worker_id:
-                held.map_cached_blocks = min(match.blocks, usable)
-                held.map_position = (position.epoch, position.seq)
+        blocks = self.presence.depth_map_only(worker.spec.worker_id, request.block_keys)
+        if blocks:
+            held.map_cached_blocks = min(blocks, usable)
+            held.map_position = (position.epoch, position.seq)
 
     def _refute(self, held: OpenTicket, usage: Usage, worker: Worker | None, effects: list[Effect]) -> None:
         if held.map_position is None or worker is None or not usage.cached_known:

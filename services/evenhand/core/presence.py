@@ -147,6 +147,10 @@ class Presence:
         """As ``match``, by the map alone."""
         return self._map.match(keys)
 
+    def depth_map_only(self, worker_id: WorkerId, keys: Sequence[int]) -> int:
+        """How many of the first ``keys`` one worker holds, by the map alone."""
+        return self._map.depth(worker_id, keys)
+
     def map_position(self, worker_id: WorkerId) -> WorkerPosition | None:
         """How far the map itself is folded for a worker; None if it knows nothing of it."""
         return self._map.position(worker_id)
