@@ -269,10 +269,7 @@ class Legs:
     def move(self, user: User, now_ns: int, cost: float = 0.0, held: OpenTicket | None = None) -> None:
         """Book a cost of a leg on its clocks, and put user, tenant and band where queue and limits now belong."""
         tenant = user.tenant
-        reach_tokens: int | None = None
-        if user.queue:
-            heads = user.heads(self.config.requests_considered_max)
-            reach_tokens = min([queued.tokens_total for queued in heads])
+        reach_tokens = user.reach_wanted(self.config.requests_considered_max)
         was_in_a = tenant.in_a
         if held is None or not cost:
             self.fair.book(user, reach_tokens)

@@ -45,6 +45,7 @@ class User(FairChild):
 
     __slots__ = (
         "_heads",
+        "_reach_tokens_wanted",
         "best",
         "cold",
         "matched_at_ns",
@@ -66,6 +67,8 @@ class User(FairChild):
         """Since when without a break something of it waits for a warmer worker beside an idle one; None: it does
         not."""
         self._heads: tuple[Queued, ...] | None = None
+        self._reach_tokens_wanted = 0
+        """The smallest of the heads; 0: not worked out."""
         self.best: dict[WorkerId, BestHead] = {}
         """What placement worked out per worker, until a head, its look-up or a worker's size changes."""
         self.cold: BestHead | None = None
@@ -111,9 +114,18 @@ class User(FairChild):
             self._heads = tuple(islice(self.queue.values(), count))
         return self._heads
 
+    def reach_wanted(self, count: int) -> int | None:
+        """What a worker must be able to hold to run one of the first ``count`` requests; None: nothing waits."""
+        if not self.queue:
+            return None
+        if not self._reach_tokens_wanted:
+            self._reach_tokens_wanted = min([queued.tokens_total for queued in self.heads(count)])
+        return self._reach_tokens_wanted
+
     def heads_changed(self) -> None:
         """Forget what was derived from the first H requests."""
         self._heads = None
+        self._reach_tokens_wanted = 0
         self.forget_best()
 
     def forget_best(self) -> None:
