@@ -176,12 +176,12 @@ class Heads:
             self._followers(user, granted, worker)
 
     def _followers(self, user: User, granted: Queued, worker: Worker) -> None:
+        first_key, size = granted.first_key, worker.spec.block_size_tokens
+        if first_key is None:
+            return
         keys, worker_id = granted.request.block_keys, worker.spec.worker_id
-        first_key = keys[0] if keys else None
-        for queued in user.heads(self._config.requests_considered_max):
-            own = queued.request.block_keys
-            if not own or own[0] != first_key:
-                continue
-            block = queued.cached.get(worker_id, 0) // worker.spec.block_size_tokens
+        heads = user.heads(self._config.requests_considered_max)
+        for queued in [each for each in heads if each.first_key == first_key]:
+            own, block = queued.request.block_keys, queued.cached.get(worker_id, 0) // size
             if block < len(keys) and block < len(own) and own[block] == keys[block] and self.look_up(queued):
                 user.forget_best()

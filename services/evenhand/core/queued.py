@@ -25,6 +25,7 @@ class Queued:
         "declined_since_ns",
         "enqueued_at_ns",
         "excluded",
+        "first_key",
         "idled",
         "leg",
         "map_version",
@@ -39,6 +40,8 @@ class Queued:
 
     def __init__(self, request: Request, age: int, enqueued_at_ns: int, output_tokens_estimated: int) -> None:
         self.request = request
+        self.first_key = request.block_keys[0] if request.block_keys else None
+        """None of a prompt shorter than a block."""
         self.age = age
         """Order of admission in the pool; smaller is older."""
         self.enqueued_at_ns = enqueued_at_ns
