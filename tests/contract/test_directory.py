@@ -178,7 +178,10 @@ def test_the_command_seeds_and_shows_a_generated_key_once(
     [
         ("tenant: []", "tenant is no setting here"),
         ("tenants: [{tenant_id: a, wieght: 2}]", r"tenants\.0\.wieght is no setting here"),
-        ("tenants: [{tenant_id: a, weight: 0}]", r"tenants\.0\.weight is wrong: Input should be greater than 0"),
+        ("tenants: [{tenant_id: a, weight: 0}]", r"tenants\.0\.weight is wrong: Input should be greater than"),
+        ("tenants: [{tenant_id: a, weight: 5.0e-324}]", r"tenants\.0\.weight is wrong: Input should be greater"),
+        ("tenants: [{tenant_id: a, weight: 1.0e+300}]", r"tenants\.0\.weight is wrong: Input should be less than"),
+        ("tenants: [{tenant_id: a, weight: .nan}]", r"tenants\.0\.weight is wrong"),
         ("tenants: [{tenant_id: a, weight: .inf}]", r"tenants\.0\.weight is wrong"),
         ("tenants: [{tenant_id: a, weight: '2'}]", r"tenants\.0\.weight is wrong"),
         ("tenants: [{tenant_id: a, concurrency_max: -1}]", r"tenants\.0\.concurrency_max is wrong"),

@@ -117,11 +117,15 @@ def _no_wildcard(text: str) -> str:
     return text
 
 
+WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
+"""A clock is a cost divided by a weight: outside of these it is too coarse to tell one request from none."""
+
+
 class SeedTenant(_Strict):
     """A tenant; the meaning of each field is that of ``core.facts.TenantSpec``."""
 
     tenant_id: Annotated[Name, AfterValidator(_no_wildcard)]
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(ge=WEIGHT_MIN, le=WEIGHT_MAX, allow_inf_nan=False)] = 1.0
     concurrency_max: int = Field(default=0, ge=0, le=2**31 - 1)
     queue_length_max: int = Field(default=1_000, ge=1, le=2**31 - 1)
     queue_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1, le=2**63 - 1)
