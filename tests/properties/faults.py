@@ -6,6 +6,7 @@ faults break no bound of a single step but a promise of another kind, and have a
 none here.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -226,7 +227,7 @@ def first_k_only(patch: Patch) -> None:
 
 
 def headroom_for_all(patch: Patch) -> None:
-    patch.setattr(Outstanding, "below_share", lambda self, tenant: True)
+    patch.setattr(Outstanding, "per_weight", lambda self, band: math.inf)
 
 
 def overtake_cap_off(patch: Patch) -> None:
