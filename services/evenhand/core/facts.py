@@ -52,6 +52,10 @@ class RateLimits:
     tokens_burst: int = 0
 
 
+WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
+"""A clock is a cost divided by a weight: outside of these it is too coarse to tell one request from none."""
+
+
 @dataclass(frozen=True, slots=True)
 class TenantSpec:
     """What an administrator says of a tenant in a pool."""

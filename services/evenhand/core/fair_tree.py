@@ -19,7 +19,7 @@ This module changes clocks, order and membership; it knows no worker's room and 
 from collections.abc import Iterable, Iterator
 
 from evenhand.core.errors import InvalidInput
-from evenhand.core.facts import SchedulerConfig, TenantSpec
+from evenhand.core.facts import WEIGHT_MAX, WEIGHT_MIN, SchedulerConfig, TenantSpec
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.ids import WorkerId
 from evenhand.core.members import Members
@@ -183,8 +183,10 @@ class FairTree:
         for name, weight in bands:
             if name in wanted:
                 raise InvalidInput(f"Band {name} is named twice.")
-            if not 0.0 < weight < float("inf"):
-                raise InvalidInput(f"Band {name} has weight {weight}; it must be above 0 and finite.")
+            if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+                raise InvalidInput(
+                    f"Band {name} has weight {weight}; it must be {WEIGHT_MIN:g} to {WEIGHT_MAX:g}."
+                )
             wanted[name] = weight
         if not 1 <= len(wanted) <= BANDS_MAX:
             raise InvalidInput(f"A pool has 1 to {BANDS_MAX} bands, not {len(wanted)}.")

@@ -41,6 +41,9 @@ from evenhand.core.steps import (
 from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import OpenTicket
 
+TTFT_SLACK_MS = 100.0
+"""By so much a time to first token may exceed its leg, as clocks of client and scheduler tell it."""
+
 RETRIED = frozenset({RefusalReason.NO_WORKER, RefusalReason.SHUTTING_DOWN})
 """Refusals that come with a time after which to try again."""
 
@@ -160,8 +163,11 @@ class Requests:
             self.lose_leg(held, now_ns, effects)
             return
         worker = self._legs.rooms.workers.get(held.ticket.worker_id)
-        if settle.ttft_ms is not None and worker is not None:
-            worker.learn_ttft(held.prefill_pending_tokens, settle.ttft_ms)
+        # The grant's time of an earlier term is on another clock; no first token comes after its leg's end.
+        if settle.ttft_ms is not None and worker is not None and held.ticket.term == self._legs.term:
+            leg_ms = (now_ns - held.ticket.granted_at_ns) / NS_PER_MS
+            if settle.ttft_ms <= leg_ms + TTFT_SLACK_MS:
+                worker.learn_ttft(held.prefill_pending_tokens, settle.ttft_ms)
         outcome = LegOutcome.CANCELLED if settle.outcome is LegOutcome.CANCELLED else LegOutcome.SETTLED
         self.end(held, outcome, settle.usage, now_ns, effects)
 

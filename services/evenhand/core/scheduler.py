@@ -10,7 +10,6 @@ their state: requests in ``requests``, queues in ``tenant``, clocks in ``fair_qu
 in ``rooms`` and ``worker``, tickets in ``legs`` and ``tickets``; the choice is ``placement``'s.
 """
 
-import math
 from typing import assert_never
 
 from evenhand.core.checkpoint import SchedulerCheckpoint, restore_checkpoint, take_checkpoint
@@ -18,6 +17,8 @@ from evenhand.core.errors import InvalidInput
 from evenhand.core.estimator import NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import (
+    WEIGHT_MAX,
+    WEIGHT_MIN,
     LegOutcome,
     RefusalReason,
     SchedulerConfig,
@@ -264,12 +265,15 @@ class PoolScheduler:
 
 def check_tenant(spec: TenantSpec) -> None:
     """Raise ``InvalidInput`` for weights that no share can be made of."""
-    if not 0.0 < spec.weight < math.inf:
-        raise InvalidInput(f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be above 0 and finite.")
+    if not WEIGHT_MIN <= spec.weight <= WEIGHT_MAX:
+        raise InvalidInput(
+            f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be {WEIGHT_MIN:g} to {WEIGHT_MAX:g}."
+        )
     for user, weight in spec.user_weights:
-        if not 0.0 < weight < math.inf:
+        if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             raise InvalidInput(
-                f"User {user} of tenant {spec.tenant_id} has weight {weight}; it must be above 0 and finite."
+                f"User {user} of tenant {spec.tenant_id} has weight {weight}; "
+                f"it must be {WEIGHT_MIN:g} to {WEIGHT_MAX:g}."
             )
     if not 0.0 <= spec.guaranteed_share <= 1.0:
         raise InvalidInput(

@@ -30,6 +30,7 @@ import yaml
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evenhand.core.errors import InvalidConfig
+from evenhand.core.facts import WEIGHT_MAX, WEIGHT_MIN
 from evenhand.options import add_dsn, require_given
 from evenhand.ports import ALL_TENANTS
 from evenhand.postgres.database import Database, DatabaseConfig
@@ -115,10 +116,6 @@ def _no_wildcard(text: str) -> str:
     if text == ALL_TENANTS:
         raise ValueError(f"{ALL_TENANTS} stands for all tenants and names none")
     return text
-
-
-WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
-"""A clock is a cost divided by a weight: outside of these it is too coarse to tell one request from none."""
 
 
 class SeedTenant(_Strict):

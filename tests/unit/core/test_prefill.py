@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.core.scheduler_world import World, config, ticket, tickets
 
-from evenhand.core.facts import Ticket, Usage
+from evenhand.core.facts import LegOutcome, Ticket, Usage
 from evenhand.core.ids import WorkerId
 from evenhand.core.steps import Effect, Renew, Settle
 from evenhand.core.worker import PREFILL_OVERDUE_FACTOR, PREFILL_OVERDUE_MS
@@ -97,3 +97,14 @@ def test_the_first_token_of_a_lost_leg_is_that_legs_alone(world: World) -> None:
     again = ticket(world.lose(granted))
     assert again.worker_id == WorkerId("w1")
     assert pending(world) == 1_500
+
+
+def test_a_time_to_first_token_longer_than_its_leg_is_not_believed() -> None:
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9))
+    world.tenants("a")
+    world.workers("w1")
+    before = world.scheduler.status(0).workers[0].prefill_rate_tokens_per_s
+    for _ in range(10):
+        held = ticket(world.submit("a", prompt=500, output=1))
+        world.step(Settle(held.ticket_id, Usage(500, 0, 1), LegOutcome.SETTLED, 3_600_000.0), 1)
+    assert world.scheduler.status(0).workers[0].prefill_rate_tokens_per_s == before
