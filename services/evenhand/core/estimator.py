@@ -28,6 +28,9 @@ LATEST_KEPT_MAX = 32
 COST_RATE_MEMORY_S = 10.0
 """Busy seconds after which the pool's cost rate has forgotten two thirds of the past."""
 
+COST_RATE_MIN_PER_S = 1.0
+"""A pool that delivers less is one whose only leg has not ended yet; what is divided by R must stay finite."""
+
 LEG_COST_STEP = 1 / 16
 """Weight of the latest leg in the mean cost of a leg."""
 
@@ -172,7 +175,8 @@ class CostRate:
 
     @property
     def per_s(self) -> float:
-        return self.cost / self.busy_s
+        """Never below ``COST_RATE_MIN_PER_S``."""
+        return max(COST_RATE_MIN_PER_S, self.cost / self.busy_s)
 
     def _advance(self, now_ns: int) -> None:
         if self.settled_at_ns is None or now_ns <= self.settled_at_ns:

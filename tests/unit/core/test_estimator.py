@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from evenhand.core.estimator import LATEST_KEPT_MAX, CostRate, OutputEstimator, ServiceRate
+from evenhand.core.estimator import (
+    COST_RATE_MIN_PER_S,
+    LATEST_KEPT_MAX,
+    CostRate,
+    OutputEstimator,
+    ServiceRate,
+)
 from evenhand.core.facts import OutputEstimatorKind, Request
 from evenhand.core.ids import RequestId, TenantId
 
@@ -153,3 +159,11 @@ def test_the_retry_time_is_the_gap_between_grants_within_bounds() -> None:
         rate.granted(second * S)
     assert rate.retry_after_ms(700) == 1_000
     assert rate.retry_after_ms(700, places=1_000) == 60_000
+
+
+def test_the_cost_rate_stays_above_zero_however_long_nothing_ends() -> None:
+    rate = CostRate(10_000.0)
+    rate.busy_from(0)
+    rate.idle_from(7_150 * 10**9)
+    assert rate.per_s == COST_RATE_MIN_PER_S
+    assert rate.backlog_ns(3) == 0
