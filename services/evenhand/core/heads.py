@@ -10,6 +10,7 @@ This module writes only the look-ups cached on requests and users.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from evenhand.core.estimator import NS_PER_MS
 from evenhand.core.facts import SchedulerConfig
@@ -24,6 +25,10 @@ from evenhand.core.worker import Worker, worker_mark
 REFRESHES_MAX = 16
 """Heads that are looked up again at one look at their users, so that no single decision pays for all; the next
 goes on. Without bound where ``matches_refresh_ms`` is 0."""
+
+FOLLOWED_USERS_MAX = 64
+"""Users of a tenant, those most behind, that see at once what a dispatch puts on a worker; it must cost the same
+with a thousand. The others see it when their look-ups are next refreshed."""
 
 NO_WORKER = WorkerId("")
 """Stands for any worker that holds no part of any head."""
@@ -168,12 +173,13 @@ class Heads:
         return True
 
     def presumed(self, tenant: Tenant, granted: Queued, worker: Worker) -> None:
-        """Followers of a dispatched prompt, of whichever user in A, see its keys on its worker at once."""
-        if len(tenant.users) <= 1 and granted.user is not None:
-            self._followers(granted.user, granted, worker)
-            return
-        for _, _, user in tenant.users.in_order():
-            self._followers(user, granted, worker)
+        """Followers of a dispatched prompt, of its user and of those next in turn, see its keys at once."""
+        own = granted.user
+        if own is not None:
+            self._followers(own, granted, worker)
+        for _, _, user in islice(tenant.users.in_order(), FOLLOWED_USERS_MAX):
+            if user is not own:
+                self._followers(user, granted, worker)
 
     def _followers(self, user: User, granted: Queued, worker: Worker) -> None:
         first_key, size = granted.first_key, worker.spec.block_size_tokens
