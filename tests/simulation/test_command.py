@@ -65,12 +65,15 @@ def test_a_workload_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--seeds", "1..2", "--trace", "t"], "--seed"),
         (["--trace", "/nowhere/at/all"], "/nowhere/at/all"),
         (["earthquakes"], "'earthquakes'"),
+        (["policies", "--policy", "lottery"], "'lottery'"),
+        (["policies", "--workers", "nan"], "--workers"),
+        (["policies", "--workload", "nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
 def test_bad_input_is_one_sentence_that_names_it(
     arguments: list[str], names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert simulate(*arguments) == 1
+    assert simulate(*arguments) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert names in told.err
@@ -81,10 +84,14 @@ def test_bad_input_is_one_sentence_that_names_it(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "is not JSON"),
-        ("[1]", "is not a JSON object"),
+        ("{", "is no JSON: "),
+        ("[1]", "is no JSON object"),
         ('{"at_ms": 0, "tenant": "a", "prompt_tokens": 5, "output_tokens": 5, "speed": 9}', "'speed'"),
+        ("[" * 100_000, "is nested too deep"),
         ('{"at_ms": 0, "prompt_tokens": 5, "output_tokens": 5}', "names no tenant"),
+        ('{"at_ms": 0, "tenant": "\\ud800", "prompt_tokens": 5, "output_tokens": 5}', "names no tenant"),
+        ('{"at_ms": 0, "tenant": "a", "prompt_tokens": 5, "output_tokens": 5, "prefix": "\\ud800"}', "no text"),
+        ('{"at_ms": NaN, "tenant": "a", "prompt_tokens": 5, "output_tokens": 5}', "at_ms"),
         ('{"at_ms": -1, "tenant": "a", "prompt_tokens": 5, "output_tokens": 5}', "at_ms"),
         ('{"at_ms": 0, "tenant": "a", "prompt_tokens": "x", "output_tokens": 5}', "prompt_tokens"),
         ('{"at_ms": 0, "tenant": "a", "prompt_tokens": 5, "output_tokens": 0}', "impossible"),
@@ -97,7 +104,7 @@ def test_a_broken_line_of_a_workload_is_named(
 ) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text('{"at_ms": 0, "tenant": "a", "prompt_tokens": 5, "output_tokens": 5}\n\n' + line + "\n")
-    assert simulate("--workload", str(path)) == 1
+    assert simulate("--workload", str(path)) == 2
     told = capsys.readouterr().err
     assert f"Line 3 of {path}" in told
     assert says in told

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 
 from evenhand.core.errors import InvalidConfig
 
+STEP_PART_NS_MAX = 10_000_000_000
+"""Longest that any of the three terms may be."""
+BLOCKS_MAX = 16_777_216
+"""Blocks of one engine: beyond what any accelerator holds, and each costs memory here, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -27,6 +32,8 @@ class StepTime:
         for name in ("base_ns", "prefill_token_ns", "running_sequence_ns"):
             if not getattr(self, name) >= 0:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}, but cannot be negative.")
+            if getattr(self, name) > STEP_PART_NS_MAX:
+                raise InvalidConfig(f"{name} is {getattr(self, name)}, but may be {STEP_PART_NS_MAX} at most.")
         if not self.base_ns + min(self.prefill_token_ns, self.running_sequence_ns) > 0:
             raise InvalidConfig("A step must take some time, but base_ns and another of its times are 0.")
 
@@ -56,6 +63,8 @@ class EngineLimits:
                 f"batched_tokens_max ({self.batched_tokens_max}) must be at least sequences_max "
                 f"({self.sequences_max}), so that every running request can decode in each step."
             )
+        if self.blocks > BLOCKS_MAX:
+            raise InvalidConfig(f"blocks is {self.blocks}, but may be {BLOCKS_MAX} at most.")
         needed = -(-self.model_tokens_max // self.block_size) + 1
         if self.blocks < needed:
             raise InvalidConfig(

@@ -11,6 +11,9 @@ from typing import Final
 
 from evenhand.core.errors import InvalidInput
 
+EXIT_IMPOSSIBLE: Final = 2
+"""1 says that something ran, and does not hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
@@ -44,15 +47,23 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one kind of simulation; raises ``InvalidInput`` for a kind that does not exist."""
+    """Run one kind of simulation; what cannot be simulated is told in one sentence, and the exit code is 2."""
     arguments = list(argv)
     if arguments and arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
+    try:
+        return _run(arguments)
+    except InvalidInput as error:
+        print(f"evenhand simulate: {error}", file=sys.stderr)
+        return EXIT_IMPOSSIBLE
+
+
+def _run(arguments: list[str]) -> int:
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "system"
     simulation = next((one for one in SIMULATIONS if one.name == name), None)
     if simulation is None:
-        kinds = " and ".join(one.name for one in SIMULATIONS)
+        kinds = ", ".join(one.name for one in SIMULATIONS)
         raise InvalidInput(f"There is no simulation {name!r}; there are {kinds}.")
     code: int = importlib.import_module(simulation.module).main(arguments)
     return code

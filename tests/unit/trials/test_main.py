@@ -91,6 +91,9 @@ ARRIVAL = {"arrival_id": 0, "at_ns": 0, "tenant": "hot", "block_names": [1], "pr
     [
         ("{", "Line 2 of the trace .* is no JSON"),
         ("[]", "Line 2 of the trace .* is no JSON object"),
+        ("[" * 100_000, "Line 2 of the trace .* is nested too deep"),
+        (json.dumps(ARRIVAL) + "\n" + json.dumps(ARRIVAL | {"at_ns": 9}), "Arrival 0 .* comes twice"),
+        (json.dumps(ARRIVAL | {"at_ns": 1 << 60}), "Arrival 0 .* has an impossible time"),
         (json.dumps({"at_ns": 0}), "Line 2 of the trace .* lacks 'arrival_id'"),
         (json.dumps(ARRIVAL | {"speed": 1}), "'speed' is no field"),
         (json.dumps(ARRIVAL | {"block_names": [-1]}), "'block_names' has an impossible value"),
@@ -124,6 +127,15 @@ def test_a_broken_line_of_a_trace_is_named(line: str, words: str, tmp_path: Path
         ({"step_time": {"base_ns": -4}}, "base_ns is -4"),
         ({"step_time": {"base_ns": 0, "prefill_token_ns": 0}}, "must take some time"),
         ({"tenants": [{"name": "a", "weight": 0}]}, "Tenant a has weight 0"),
+        ({"step_time": {"base_ns": 10**30}}, "base_ns is 1000000000000000000000000000000, but may be"),
+        ({"limits": {"blocks": 10**13}}, "blocks is 10000000000000, but may be"),
+        ({"limits": {"sequences_max": 2.5}}, "sequences_max is 2.5, but must be a whole number"),
+        ({"limits": {"sequences_max": True}}, "sequences_max is True, but must be a whole number"),
+        ({"tenants": [{"name": 5}]}, "name is 5, but must be text"),
+        ({"tenants": [{"name": "a", "well_behaved": "no"}]}, "well_behaved is 'no', but must be true or false"),
+        ({"tenants": [{"name": "a", "speed": 1}]}, "are not what they should be"),
+        ({"name": [1]}, r"name is \[1\], but must be text"),
+        ({"speed": 1}, "'speed' is none of its fields"),
         ({}, "has no arrival in it"),
     ],
 )
@@ -135,6 +147,16 @@ def test_a_broken_first_line_of_a_trace_is_named(changes: dict[str, object], wor
     with pytest.raises(InvalidInput, match=words) as caught:
         main(["--policy", "vtc", "--workload", str(trace)])
     assert str(trace) in str(caught.value)
+
+
+def test_a_tenant_of_a_trace_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    main([*SHORT, "--write", str(trace)])
+    head = json.loads(trace.read_text().splitlines()[0])
+    head["tenants"].append(head["tenants"][0])
+    trace.write_text(json.dumps(head) + "\n" + json.dumps(ARRIVAL) + "\n")
+    with pytest.raises(InvalidInput, match="A tenant of hot-tenant is named twice"):
+        main(["--policy", "vtc", "--workload", str(trace)])
 
 
 def test_two_processes_agree() -> None:

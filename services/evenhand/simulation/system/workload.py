@@ -7,7 +7,6 @@ A shape and its arrivals are drawn from the seed, or the arrivals come from a fi
 ``prefix`` and ``prefix_tokens`` may be left out. A line that is broken is named by its number.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from evenhand.core.facts import OutputEstimatorKind, RateLimits, TenantSpec
 from evenhand.core.ids import TenantId
 from evenhand.engine.content import FIRST_OUTPUT_TOKEN
 from evenhand.engine.limits import EngineLimits, StepTime
+from evenhand.simulation.lines import json_object
 
 BLOCK_SIZE: Final = 16
 MODEL_TOKENS_MAX: Final = 1_024
@@ -192,22 +192,17 @@ def read_arrivals(path: Path) -> tuple[Arrival, ...]:
 
 def _read_arrival(path: Path, number: int, line: str) -> Arrival:
     where = f"Line {number} of {path}"
-    try:
-        entry: Any = json.loads(line)
-    except ValueError as error:
-        raise InvalidInput(f"{where} is not JSON.") from error
-    if not isinstance(entry, dict):
-        raise InvalidInput(f"{where} is not a JSON object.")
+    entry = json_object(where, line)
     unknown = sorted(
         entry.keys() - {"at_ms", "tenant", "prompt_tokens", "output_tokens", "prefix", "prefix_tokens"}
     )
     if unknown:
         raise InvalidInput(f"{where} has a field {unknown[0]!r} that no request has.")
     tenant = entry.get("tenant")
-    if not isinstance(tenant, str) or not 1 <= len(tenant) <= 200:
+    if not isinstance(tenant, str) or not 1 <= len(tenant) <= 200 or not tenant.isprintable():
         raise InvalidInput(f"{where} names no tenant.")
     prefix = entry.get("prefix", "")
-    if not isinstance(prefix, str):
+    if not isinstance(prefix, str) or not prefix.isprintable():
         raise InvalidInput(f"{where} has a prefix that is no text.")
     at_ms, prompt_tokens, output_tokens = (_number(where, entry, name) for name in _NUMBERS)
     prefix_tokens = _number(where, entry, "prefix_tokens") if "prefix_tokens" in entry else 0

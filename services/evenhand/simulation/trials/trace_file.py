@@ -8,15 +8,21 @@ that names its number.
 import dataclasses
 import json
 import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evenhand.core.errors import InvalidInput
 from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.policies.policy import Arrival
+from evenhand.simulation.lines import json_object
 from evenhand.simulation.trials.workload import TenantPlan, Workload
 
+Made = TypeVar("Made")
+
 FORM = "evenhand.workload.v1"
+_HEAD = ("form", "name", "limits", "step_time", "tenants")
+_CALLED: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _BLOCKS = ("block_names", "output_block_names")
 _DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(Arrival) if field.default is not dataclasses.MISSING
@@ -61,19 +67,36 @@ def read_workload(path: Path) -> Workload:
         raise InvalidInput(f"The trace {path} is no text in UTF-8.") from error
     if not lines:
         raise InvalidInput(f"The trace {path} is empty; its first line names engines and tenants.")
-    head = _object(path, 1, lines[0])
+    head = json_object(f"Line 1 of the trace {path}", lines[0])
     if head.get("form") != FORM:
         raise InvalidInput(f"Line 1 of the trace {path} does not say that its form is {FORM!r}.")
+    unknown = sorted(head.keys() - _HEAD)
+    if unknown:
+        raise InvalidInput(f"Line 1 of the trace {path} is broken: {unknown[0]!r} is none of its fields.")
     try:
-        name = str(head["name"])
-        limits, step_time = EngineLimits(**head["limits"]), StepTime(**head["step_time"])
-        tenants = tuple(TenantPlan(**tenant) for tenant in head["tenants"])
+        name = _typed(str, "name", head["name"])
+        limits, step_time = _made(EngineLimits, head["limits"]), _made(StepTime, head["step_time"])
+        tenants = tuple(_made(TenantPlan, tenant) for tenant in head["tenants"])
     except (KeyError, TypeError, AttributeError, InvalidInput) as error:
         raise InvalidInput(f"Line 1 of the trace {path} is broken: {_reason(error)}.") from error
     if len(lines) < 2:
         raise InvalidInput(f"The trace {path} has no arrival in it.")
     arrivals = [_arrival(path, number, line) for number, line in enumerate(lines[1:], 2)]
     return Workload(name, tenants, tuple(arrivals), limits, step_time)
+
+
+def _made(kind: Callable[..., Made], fields: dict[str, Any]) -> Made:
+    """One of the head's parts, each field of the type that it is declared with."""
+    for name, declared in typing.get_type_hints(kind).items():
+        if name in fields:
+            _typed(declared, name, fields[name])
+    return kind(**fields)
+
+
+def _typed(declared: type[Made], name: str, value: Any) -> Made:
+    if type(value) is not declared and not (declared is float and type(value) is int):
+        raise InvalidInput(f"{name} is {value!r}, but must be {_CALLED[declared]}")
+    return typing.cast("Made", value)
 
 
 def _reason(error: Exception) -> str:
@@ -84,18 +107,8 @@ def _reason(error: Exception) -> str:
     return "limits, step_time and tenants are not what they should be"
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InvalidInput(f"Line {number} of the trace {path} is no JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise InvalidInput(f"Line {number} of the trace {path} is no JSON object.")
-    return value
-
-
 def _arrival(path: Path, number: int, line: str) -> Arrival:
-    fields = _object(path, number, line)
+    fields = json_object(f"Line {number} of the trace {path}", line)
     for key, value in fields.items():
         if key in _BLOCKS:
             right = isinstance(value, list) and all(type(name) is int and 0 <= name < 1 << 64 for name in value)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from evenhand.core.errors import InvalidInput
 from evenhand.engine.limits import EngineLimits, StepTime
 from evenhand.policies.policy import Arrival
-from evenhand.simulation.trials.settings import FOREVER_NS
 
 ARRIVALS_MAX = 2_000_000
 """Requests of one workload."""
+AT_NS_MAX = 1_000_000 * 1_000_000_000
+"""Latest arrival, and the longest patience of one: some eleven days. What happens meanwhile is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Workload:
     def __post_init__(self) -> None:
         check_arrivals(len(self.arrivals))
         known = {tenant.name for tenant in self.tenants}
+        if len(known) < len(self.tenants):
+            raise InvalidInput(f"A tenant of {self.name} is named twice.")
+        ids: set[int] = set()
         last = (-math.inf, 0)
         for arrival in self.arrivals:
             if arrival.tenant not in known:
@@ -51,12 +55,15 @@ class Workload:
                 )
             if (arrival.at_ns, arrival.arrival_id) <= last:
                 raise InvalidInput(f"Arrival {arrival.arrival_id} of {self.name} is out of order.")
+            if arrival.arrival_id in ids:
+                raise InvalidInput(f"Arrival {arrival.arrival_id} of {self.name} comes twice.")
+            ids.add(arrival.arrival_id)
             last = (arrival.at_ns, arrival.arrival_id)
             self._check(arrival)
 
     def _check(self, arrival: Arrival) -> None:
         which = f"Arrival {arrival.arrival_id} of {self.name}"
-        if not 0 <= arrival.at_ns < FOREVER_NS or not 0 <= (arrival.cancel_after_ns or 0) < FOREVER_NS:
+        if not 0 <= arrival.at_ns <= AT_NS_MAX or not 0 <= (arrival.cancel_after_ns or 0) <= AT_NS_MAX:
             raise InvalidInput(f"{which} has an impossible time.")
         if not 0.0 < arrival.weight < math.inf:
             raise InvalidInput(f"{which} has weight {arrival.weight}; it must be above 0 and finite.")
