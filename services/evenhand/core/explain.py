@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from evenhand.core.choice import Choice
 from evenhand.core.estimator import NS_PER_MS, CostRate
 from evenhand.core.facts import (
     AffinityWish,
@@ -17,7 +18,7 @@ from evenhand.core.fair_queue import FairChild
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.front import tenants_counted
 from evenhand.core.ids import WorkerId
-from evenhand.core.placement import Choice, Placement
+from evenhand.core.placement import Placement
 from evenhand.core.queued import Queued
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant
@@ -73,6 +74,7 @@ class Explainer:
             levels=levels,
             affinity=wish,
             guaranteed=choice.guaranteed,
+            backfilled=choice.backfilled,
         )
 
     def _levels(self, choice: Choice) -> tuple[LevelChoice, LevelChoice, LevelChoice]:

@@ -241,6 +241,8 @@ class Ticket:
     """φ of the user within its tenant, frozen at dispatch."""
     guaranteed: bool = False
     """Booked to the guarantee ledger, charge and corrections alike, and to no clock."""
+    backfilled: bool = False
+    """Outside the window, while those that it would have had to wait for were held up; booked as any other."""
 
 
 class ChoiceReason(Enum):
@@ -323,6 +325,8 @@ class Decision:
     """What affinity wanted, where something better than the choice was seen; None: it got its way."""
     guaranteed: bool = False
     """The tenant's guarantee gave it this place, outside the window."""
+    backfilled: bool = False
+    """Outside the window, while those that are more behind had no use for the rooms that were open."""
 
 
 class OutputEstimatorKind(Enum):

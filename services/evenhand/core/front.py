@@ -5,13 +5,19 @@ T among its own; of each such tenant its first users, alike. Beside the first K,
 served on the worker stay candidates as long as they lie inside their band's window: so a long queue of tenants
 does not cost the prefixes that are warm there.
 
+Where the most behind is held up, the same is built of the others (``beside``): who is held up is left out at each
+level, and the windows lie about the least clock of those that are not.
+
 While every child of every node reaches every worker, the front is one for all workers. This module reads clocks
 and order; it looks at no room and no request.
 """
 
+import math
+
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import BANDS_MAX, FairTree, path_v
+from evenhand.core.held_up import HELD_UP_USERS_MAX, HeldUp
 from evenhand.core.ids import TenantId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.tenant import Band, Tenant, User
@@ -96,6 +102,52 @@ class Fronts:
         self.add_users(tenant, worker, front.users)
         return front
 
+    def beside(self, worker: Worker, held_up: HeldUp) -> Front | None:
+        """As ``of``, without those that are held up; None: none is left, or known to be."""
+        fair, rate, capacity_tokens = self._fair, self._cost_rate.per_s, worker.capacity_tokens
+        front = Front()
+        v_max = math.inf
+        for v, _, band in fair.pool.in_order():
+            if v > v_max or held_up.is_spent:
+                break
+            if band.reach_tokens > capacity_tokens or held_up.band(band):
+                continue
+            if v_max == math.inf:
+                v_max = v + fair.window_of_bands(rate)
+            self._tenants_beside(band, worker, held_up, front)
+        return front if front.users else None
+
+    def _tenants_beside(self, band: Band, worker: Worker, held_up: HeldUp, front: Front) -> None:
+        """Add the first K tenants of a band that are not held up, with v ≤ the least of them + T."""
+        capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
+        for v, tenant_id, tenant in band.tenants.in_order():
+            if v > v_max or held_up.is_spent:
+                break
+            if tenant.reach_tokens > capacity_tokens or held_up.tenant(tenant):
+                continue
+            if v_max == math.inf:
+                v_max = v + self._fair.window_of_tenants(band, self._cost_rate.per_s)
+                front.bands[band.node_id] = BandFront(band, v_max, None)
+            if count == self._tenants_max:
+                front.bands[band.node_id].last = (v, tenant_id)
+                front.is_cut = True
+                break
+            count += 1
+            self._users_beside(tenant, worker, held_up, front.users)
+        front.tenants_count += count
+
+    def _users_beside(self, tenant: Tenant, worker: Worker, held_up: HeldUp, users: list[User]) -> None:
+        """Add the first users of a tenant that are not held up, with v ≤ the least of them + T."""
+        window = self._fair.window_of_users(tenant, self._cost_rate.per_s)
+        capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
+        for v, _, user in tenant.users.order[:HELD_UP_USERS_MAX]:
+            if v > v_max or held_up.is_spent or count == self._users_max:
+                return
+            if user.reach_tokens > capacity_tokens or held_up.user(user):
+                continue
+            v_max, count = min(v_max, v + window), count + 1
+            users.append(user)
+
     def is_inside(self, user: User, worker: Worker) -> bool:
         """Do the tenant and its band of a chosen user lie inside the windows of their siblings at a worker?"""
         fair, rate, tenant, band = self._fair, self._cost_rate.per_s, user.tenant, user.tenant.band
@@ -106,6 +158,11 @@ class Fronts:
             and band.v <= bands_lo + fair.window_of_bands(rate)
             and tenant.v <= tenants_lo + fair.window_of_tenants(band, rate)
         )
+
+    def is_user_inside(self, user: User, worker: Worker) -> bool:
+        """Does a user lie inside the window of its tenant's at a worker?"""
+        lo = user.tenant.users.lo(worker)
+        return lo is not None and user.v <= lo + self._fair.window_of_users(user.tenant, self._cost_rate.per_s)
 
     def add_users(self, tenant: Tenant, worker: Worker, users: list[User]) -> None:
         """Add the users of a tenant that may be served at a worker, the most behind first."""

@@ -126,15 +126,20 @@ class Heads:
         best.blocks_min, best.blocks_max = blocks_min, blocks_max
         return best
 
-    def refresh_due(self, users: Iterable[User], now_ns: int) -> None:
-        """Look up again the heads of those whose look-ups are older than they should be, a few at a time."""
+    def refresh_due(self, users: Iterable[User], now_ns: int, left: int = REFRESHES_MAX) -> int:
+        """Look up again the heads of those whose look-ups are older than they should be, a few at a time.
+
+        At most ``left``; returns how many may be looked up still.
+        """
         map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
-        left = REFRESHES_MAX if self._refresh_ns else -1
+        if not self._refresh_ns:
+            left = -1
         for user in users:
             if user.matched_at_ns <= due_before_ns and user.matched_version != map_version:
                 left = self._refresh(user, now_ns, due_before_ns, left)
                 if not left:
-                    return
+                    break
+        return left
 
     def _refresh(self, user: User, now_ns: int, due_before_ns: int, left: int) -> int:
         """Look up what is due of one user, at most ``left`` of it (below 0: all); returns how many are left."""

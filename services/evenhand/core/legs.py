@@ -20,6 +20,7 @@ move the old band's clock and the user's, and not the tenant's in its new band.
 
 from dataclasses import dataclass, field
 
+from evenhand.core.choice import Choice
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, Request, SchedulerConfig, Ticket, Usage
@@ -29,7 +30,7 @@ from evenhand.core.ids import TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.limits import Limits
 from evenhand.core.outstanding import Outstanding
-from evenhand.core.placement import Choice, Placement
+from evenhand.core.placement import Placement
 from evenhand.core.presence import PrefillOutcome, Presence
 from evenhand.core.queued import Queued
 from evenhand.core.rooms import Rooms
@@ -94,6 +95,7 @@ class Legs:
             user=user.node_id,
             user_weight=user.weight,
             guaranteed=choice.guaranteed,
+            backfilled=choice.backfilled,
         )
         kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
@@ -278,6 +280,8 @@ class Legs:
             self.fair.book(user, reach_tokens)
         else:
             ticket = held.ticket
+            if ticket.backfilled:
+                tenant.cost_backfilled += cost
             band_v, user_v = cost / ticket.band_weight, cost / ticket.user_weight
             if not held.has_left_band:
                 self.fair.book(user, reach_tokens, user_v, cost / ticket.weight, band_v)

@@ -19,18 +19,24 @@ time, one after another, has another worker warmed all the same.
 If the most-behind user fits nowhere for want of room, the worker predicted free first is kept for it. One that
 only headroom holds back keeps nothing: the headroom is there for others than it.
 
+If nothing is found at all, and the most-behind has no use for the rooms that are open (``held_up``), it must not
+stop those who have: a second look leaves out who is held up, with windows about the least clock of the others.
+What that look finds outside the windows as they are is *backfilled*: charged as always, while every clock, A and
+V_w stay what they are, so that who was held up catches up afterwards.
+
 What this does not do: it changes no clock, reserves nothing, and never looks at a request beyond the first H.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from evenhand.core.choice import Choice, View
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree, path_v
 from evenhand.core.fitting import Fitting
 from evenhand.core.front import Front, Fronts
 from evenhand.core.heads import Heads
+from evenhand.core.held_up import HeldUp
 from evenhand.core.keeping import Keeping
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.presence import Presence
@@ -41,58 +47,6 @@ from evenhand.core.waiting import Waiting
 from evenhand.core.worker import Worker
 
 NEVER_NS = 1 << 63
-
-
-class Choice:
-    """A pair that may be dispatched now, and what it was weighed against."""
-
-    __slots__ = (
-        "cached_tokens",
-        "candidates",
-        "declined",
-        "front",
-        "guaranteed",
-        "queued",
-        "score",
-        "user",
-        "waits_until_ns",
-        "worker",
-    )
-
-    def __init__(self, user: User, queued: Queued, worker: Worker, cached_tokens: int, score: float) -> None:
-        self.user = user
-        self.queued = queued
-        self.worker = worker
-        self.cached_tokens = cached_tokens
-        self.score = score
-        self.declined = False
-        """Only chosen because every pair was declined."""
-        self.waits_until_ns = 0
-        """Declined, and not to be taken before: its request waits for a warmer worker."""
-        self.guaranteed = False
-        """A guarantee gives it this place, outside the window."""
-        self.front: Front | None = None
-        self.candidates: list[User] = []
-        """C_w as it was looked at."""
-
-    @property
-    def tenant(self) -> Tenant:
-        return self.user.tenant
-
-
-class View(NamedTuple):
-    """One worker with room, as a pass looks at it."""
-
-    worker: Worker
-    front: Front
-    users: list[User]
-    """C_w; where only headroom is left, those of it that may use headroom."""
-    looked: list[User]
-    """Those of ``users`` that a look may still find something for: without those known to wait."""
-    penalty: float
-    free_blocks: int
-    plain_blocks: int
-    """KV blocks that any of ``users`` may take."""
 
 
 class Placement:
@@ -154,6 +108,8 @@ class Placement:
         while True:
             self.keeping.look(now_ns)
             choice = self._best(now_ns, only)
+            if choice is None and only is None:
+                choice = self._best_beside(now_ns)
             if choice is None or choice.queued.map_version == self.heads.map_version:
                 return choice
             if not self.heads.look_up(choice.queued):
@@ -173,9 +129,12 @@ class Placement:
                 return choice
         return None
 
-    def _front(self, worker: Worker, now_ns: int, only: Tenant | None) -> Front | None:
-        """The candidates of a worker, their look-ups not older than allowed; None: A_w is empty."""
-        front = self.fronts.of(worker) if only is None else self.fronts.of_tenant(only, worker)
+    def _front(self, worker: Worker, now_ns: int, only: Tenant | None, held_up: HeldUp | None) -> Front | None:
+        """The candidates of a worker, their look-ups not older than allowed; None: there are none."""
+        if held_up is not None:
+            front = self.fronts.beside(worker, held_up)
+        else:
+            front = self.fronts.of(worker) if only is None else self.fronts.of_tenant(only, worker)
         if front is not None:
             self.heads.refresh_due(front.users, now_ns)
         return front
@@ -196,8 +155,48 @@ class Placement:
 
     # What is best
 
-    def _best(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
-        """The best pair that is not declined; if every pair is, the best of the most-behind user."""
+    def _best_beside(self, now_ns: int) -> Choice | None:
+        """The best pair of those that are not held up, where the most-behind is."""
+
+        def runs_at(user: User, worker: Worker) -> bool:
+            return self._runs_at(user, worker, now_ns)
+
+        kept = self.keeping.kept
+        held_up = HeldUp(self._rooms, self.heads, runs_at, kept.worker if kept is not None else None, now_ns)
+        fair = self._fair
+        if fair.all_universal and not held_up.is_first_held_up(fair.pool):
+            return None
+        choice = self._best(now_ns, None, held_up)
+        if choice is not None:
+            user, worker, fronts = choice.user, choice.worker, self.fronts
+            choice.backfilled = not (fronts.is_inside(user, worker) and fronts.is_user_inside(user, worker))
+        return choice
+
+    def _runs_at(self, user: User, worker: Worker, now_ns: int) -> bool:
+        """May something of a user be dispatched to an open worker now, were its tenant below its share?"""
+        head = self.heads.at(user, worker)
+        free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
+        if head.blocks_min > free_blocks:
+            return False
+        if head.plain and head.blocks <= free_blocks:
+            return True
+        if head.waits_until_ns > now_ns and head.is_declined():
+            self._note_waiting(user, head.waits_until_ns)
+            return False
+        found = self._in_full(user, worker, 0.0, free_blocks, now_ns)
+        if found is None:
+            return False
+        if found.declined and found.waits_until_ns > now_ns:
+            self._note_declined(head, user, worker, now_ns)
+            self._note_waiting(user, found.waits_until_ns)
+            return False
+        return True
+
+    def _best(self, now_ns: int, only: Tenant | None = None, held_up: HeldUp | None = None) -> Choice | None:
+        """The best pair that is not declined; if every pair is, the best of the most-behind user.
+
+        With ``held_up``, of those that are not.
+        """
         best: Choice | None = None
         views: list[View] = []
         cold: dict[User, Choice | None] = {}
@@ -209,7 +208,7 @@ class Placement:
         waiting: Waiting | None = None
         for worker in self._rooms.open.values():
             if shared is None or not all_universal:
-                shared = self._front(worker, now_ns, only)
+                shared = self._front(worker, now_ns, only, held_up)
                 if shared is None:
                     continue
                 waiting = Waiting(shared, self._pass, now_ns) if all_universal else None
@@ -377,10 +376,10 @@ class Placement:
         self, user: User, worker: Worker, penalty: float, known: dict[User, Choice | None] | None, now_ns: int
     ) -> Choice | None:
         """As ``_in_full``; among workers that are alike for the user, worked out for the first one only."""
-        if known is None:
-            return self._in_full(user, worker, penalty, now_ns)
-        if user not in known:
-            known[user] = found = self._in_full(user, worker, penalty, now_ns)
+        if known is None or user not in known:
+            found = self._in_full(user, worker, penalty, self.fitting.blocks_allowed(user.tenant, worker), now_ns)
+            if known is not None:
+                known[user] = found
             return found
         found = known[user]
         if found is None:
@@ -389,14 +388,14 @@ class Placement:
         choice.declined, choice.waits_until_ns = found.declined, found.waits_until_ns
         return choice
 
-    def _in_full(self, user: User, worker: Worker, penalty: float, now_ns: int) -> Choice | None:
+    def _in_full(self, user: User, worker: Worker, penalty: float, blocks_max: int, now_ns: int) -> Choice | None:
         """The user's best fitting pair at a worker, head by head: not declined, else one that need not wait."""
         worker_id, size, decline_tokens = (
             worker.spec.worker_id,
             worker.spec.block_size_tokens,
             self._config.cold_decline_tokens,
         )
-        blocks_max, capacity_tokens = self.fitting.blocks_allowed(user.tenant, worker), worker.capacity_tokens
+        capacity_tokens = worker.capacity_tokens
         free: Choice | None = None
         declined: Choice | None = None
         waits_until_ns = NEVER_NS

@@ -33,6 +33,8 @@ class TenantStatus:
     guaranteed_share: float = 0.0
     cost_guaranteed: float = 0.0
     """The part of ``cost_got`` that its guarantee gave it outside the window, and that is on no clock."""
+    cost_backfilled: float = 0.0
+    """The part of ``cost_got`` that it got outside the window, while those more behind were held up."""
     cost_idled: float = 0.0
     """Charged for workers and room that its withdrawn requests left idle."""
     guarantee_behind_ms: float = 0.0
@@ -153,6 +155,7 @@ def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
         band=tenant.band.node_id,
         guaranteed_share=tenant.spec.guaranteed_share,
         cost_guaranteed=tenant.cost_guaranteed,
+        cost_backfilled=tenant.cost_backfilled,
         cost_idled=tenant.cost_idled,
         guarantee_behind_ms=(now_ns - tenant.guarantee_tag_ns) / NS_PER_MS if tenant.guaranteed_units else 0.0,
         users=len(tenant.users_known),

@@ -143,6 +143,7 @@ class Tenant(FairChild):
         "backlogged_ns",
         "band",
         "charge_max",
+        "cost_backfilled",
         "cost_due",
         "cost_due_mark",
         "cost_got",
@@ -189,6 +190,8 @@ class Tenant(FairChild):
         self.cost_got = 0.0
         self.cost_guaranteed = 0.0
         """The part of ``cost_got`` that is booked to the guarantee ledger."""
+        self.cost_backfilled = 0.0
+        """The part of ``cost_got`` that was dispatched outside the window while others were held up."""
         self.cost_idled = 0.0
         """Charged for workers and room that it left idle; on the clock, and in neither ``cost_got`` nor due."""
         self.guaranteed_units = 0

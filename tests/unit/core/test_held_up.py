@@ -1,0 +1,182 @@
+"""Whoever is most behind and has no use for the rooms that are open does not stop those who have."""
+
+import pytest
+from tests.unit.core.scheduler_world import MS, World, chain, config, tickets
+
+from evenhand.core.facts import Ticket, Usage, WorkerLoad
+from evenhand.core.held_up import HELD_UP_USERS_MAX
+from evenhand.core.ids import TenantId, WorkerId
+from evenhand.core.steps import Granted, Renew, WorkerHeard
+
+WHOLE_TOKENS = 159_980
+"""With 16 of output: all 10,000 blocks of a worker."""
+OTHERS = ("g0", "g1", "g2")
+
+
+class Crowd:
+    """A pool in which ``OTHERS`` keep small requests waiting; each second all that they run is settled."""
+
+    def __init__(self, workers: int, *names: str, **settings: object) -> None:
+        self.world = World(config(**settings))
+        self.workers = [f"w{i}" for i in range(workers)]
+        self.world.tenants(*names, *OTHERS)
+        self.world.workers(*self.workers)
+        self.full: set[str] = set()
+        self.granted: list[Granted] = []
+        for name in (*names, *OTHERS):
+            for _ in range(3):
+                for held in tickets(self.world.submit(name, prompt=500, output=20)):
+                    self.world.settle(held, after_ms=20)
+        self.world.effects.clear()
+
+    def round(self, after_ms: int = 1_000, queued: int = 8) -> list[Granted]:
+        """What the others are granted in one round."""
+        world = self.world
+        world.now_ns += after_ms * MS
+        for name in self.workers:
+            full = 1.0 if name in self.full else 0.0
+            world.step(WorkerHeard(WorkerId(name), WorkerLoad(0, 0, full, world.now_ns)))
+        for before in self.granted:
+            world.settle(before.ticket)
+        for name in OTHERS:
+            while len(world.scheduler._legs.outstanding.tenants[TenantId(name)].queue) < queued:
+                world.submit(name, prompt=500, output=20)
+        world.tick(0)
+        self.granted = [e for e in world.effects if isinstance(e, Granted) and e.ticket.tenant_id in OTHERS]
+        world.effects.clear()
+        return self.granted
+
+    def a_leg_on_each(self, tenant: str) -> list[Ticket]:
+        legs = [leg for _ in self.workers for leg in tickets(self.world.submit(tenant, prompt=10, output=16))]
+        assert len({leg.worker_id for leg in legs}) == len(self.workers)
+        return legs
+
+
+def renewed(crowd: Crowd, legs: list[Ticket]) -> None:
+    for leg in legs:
+        crowd.world.step(Renew(leg.ticket_id, Usage(10, 0, 1)))
+
+
+@pytest.mark.parametrize("holder", ["long", "big"])
+def test_others_go_on_for_as_long_as_a_worker_is_kept(holder: str) -> None:
+    """Also where the most-behind itself holds the legs that it waits for, and renews them for ever."""
+    free = Crowd(4)
+    alone = len([each for _ in range(40) for each in free.round()])
+    crowd = Crowd(4, *sorted({"big", holder}))
+    legs = crowd.a_leg_on_each(holder)
+    crowd.world.submit("big", prompt=WHOLE_TOKENS, output=16)
+    for _ in range(100):
+        renewed(crowd, legs)
+        crowd.round()
+    late = 0
+    for _ in range(40):
+        renewed(crowd, legs)
+        kept = crowd.world.scheduler.kept
+        for each in crowd.round():
+            late += 1
+            assert each.ticket.backfilled
+            assert each.decision.backfilled
+            assert kept is not None
+            assert each.ticket.worker_id != kept[1]
+    assert late > alone / 2
+    backfilled = {t.tenant_id: t.cost_backfilled for t in crowd.world.scheduler.status(0).tenants}
+    assert all(backfilled[TenantId(name)] > 0.0 for name in OTHERS)
+
+
+def test_a_request_that_excludes_all_workers_but_a_full_one_does_not_stop_the_others() -> None:
+    crowd = Crowd(4, "evil")
+    crowd.full = {"w0"}
+    crowd.round()
+    excluded = tuple(WorkerId(name) for name in crowd.workers[1:])
+    crowd.world.submit("evil", prompt=10, output=16, excluded_workers=excluded)
+    for _ in range(60):
+        crowd.round()
+    assert len([each for _ in range(20) for each in crowd.round()]) > 100
+
+
+def test_many_users_of_one_tenant_that_are_held_up_do_not_stop_the_others() -> None:
+    crowd = Crowd(4, "evil")
+    crowd.full = {"w0"}
+    crowd.round()
+    excluded = tuple(WorkerId(name) for name in crowd.workers[1:])
+    for i in range(4 * HELD_UP_USERS_MAX):
+        crowd.world.submit("evil", prompt=10, output=16, user=f"u{i}", excluded_workers=excluded)
+    for _ in range(60):
+        crowd.round()
+    assert len([each for _ in range(20) for each in crowd.round()]) > 100
+
+
+def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
+    """On every round until its wait is over, not only for as long as the window lasts."""
+    world = World(config(cold_wait_backlog_factor=0.0))
+    world.tenants("evil", "long", *OTHERS)
+    world.workers("w0", slots=1)
+    keys = chain(7, 1_800)
+    world.store("w0", keys)
+    assert tickets(world.submit("long", prompt=10, output=16))
+    world.workers("w1", "w2")
+    for name in OTHERS:
+        for _ in range(20):
+            for held in tickets(world.submit(name, prompt=500, output=20)):
+                world.settle(held, after_ms=20)
+    world.submit("evil", keys, output=16)
+    running: list[Ticket] = []
+    for _ in range(45):
+        world.effects.clear()
+        for leg in running:
+            world.settle(leg)
+        for name in OTHERS:
+            while len(world.scheduler._legs.outstanding.tenants[TenantId(name)].queue) < 40:
+                world.submit(name, prompt=500, output=20)
+        world.now_ns += 100 * MS
+        for name in ("w0", "w1", "w2"):
+            world.step(WorkerHeard(WorkerId(name), WorkerLoad(0, 0, 0.0, world.now_ns)))
+        world.tick(0)
+        running = tickets(world.effects)
+        assert {leg.tenant_id for leg in running} <= set(OTHERS)
+        assert running
+    world.tick(1_000)
+    assert "evil" in {leg.tenant_id for leg in tickets(world.effects)}
+
+
+def test_who_was_held_up_keeps_its_claim_and_catches_up() -> None:
+    """Its clock is not lifted meanwhile: once there is room it is served alone until it is level."""
+    crowd = Crowd(2, "big", "long")
+    legs = crowd.a_leg_on_each("long")
+    first = crowd.world.count + 1
+    for _ in range(3):
+        crowd.world.submit("big", prompt=WHOLE_TOKENS, output=16)
+    v = crowd.world.v("big")
+    for _ in range(60):
+        renewed(crowd, legs)
+        crowd.round()
+    assert crowd.world.v("big") == v < min(crowd.world.v(name) for name in OTHERS)
+    for leg in legs:
+        crowd.world.settle(leg)
+    for each in crowd.granted:
+        crowd.world.settle(each.ticket)
+    got = tickets(crowd.world.effects)
+    assert got[0].request_id == f"r{first}"
+    assert not got[0].backfilled
+
+
+def test_who_is_only_held_back_by_headroom_is_not_held_up() -> None:
+    """It has its share outstanding; those behind its window wait for it."""
+    world = World(config(window_fixed=0.0))
+    world.tenants("a", "b")
+    world.workers("w1", slots=8)
+    for _ in range(9):
+        world.submit("a", prompt=100, output=16)
+    held = world.scheduler.status(world.now_ns).tenants
+    assert {t.tenant_id: t.tickets_open for t in held}[TenantId("a")] == 8
+    for leg in [t for t in tickets(world.effects) if t.tenant_id == "a"][:1]:
+        world.settle(leg)
+    assert not any(t.backfilled for t in tickets(world.effects))
+
+
+def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
+    crowd = Crowd(4, "big", "long", window_fixed=1e9)
+    crowd.a_leg_on_each("long")
+    crowd.world.submit("big", prompt=WHOLE_TOKENS, output=16)
+    assert crowd.round()
+    assert not any(each.ticket.backfilled for each in crowd.granted)
