@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from evenhand.core.ids import Epoch, PoolId, RequestId, TenantId, TicketId, WorkerId
+from evenhand.core.setting_bounds import check_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,3 +426,7 @@ class SchedulerConfig:
     """R, the pool's cost rate, assumed until legs have settled."""
     retry_after_default_ms: int = 1_000
     """Told to a refused client where nothing better is known."""
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidConfig`` for an impossible value; what bands may be is checked where they also change."""
+        check_settings(self)

@@ -44,7 +44,7 @@ def core(**changed: object) -> DaemonConfig:
         (lambda: core(window_delay_ms=-1.0), "window_delay_ms must lie between"),
         (lambda: core(window_delay_ms=float("nan")), "window_delay_ms must lie between"),
         (lambda: core(window_delay_ms=float("inf")), "window_delay_ms must lie between"),
-        (lambda: core(worker_stale_after_ms=9, worker_lost_after_ms=8), "worker_stale_after_ms must be"),
+        (lambda: core(worker_stale_after_ms=9, worker_lost_after_ms=8), "worker_stale_after_ms must be at most"),
         (lambda: TlsConfig.of(Path("c"), None, None), "both a certificate file and a key file"),
     ],
 )
