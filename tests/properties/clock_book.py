@@ -81,6 +81,17 @@ class Siblings:
                 self._got(stretch, node, charge)
         return span
 
+    def backfilled(self, node: Node, charge: float, weight: float) -> Span:
+        """A leg begins outside the window, past siblings that are held up; ``placed`` follows.
+
+        What the clock's height is owed to stays what it was: this is counted apart (B), and P3 does not count it.
+        """
+        span = Span(self.moment.now, charge, weight)
+        node.spans.append(span)
+        node.backfilled.append(span)
+        node.stretch = None
+        return span
+
     def moved(self, node: Node, span: Span, by: float, ended: bool) -> None:
         """What a leg is booked has changed by ``by`` (cost ÷ φ); with ``ended`` for the last time."""
         span.booked += by

@@ -4,8 +4,8 @@ The oracle sees inputs and effects, and of the scheduler's inside only clocks, r
 waits and the kept worker. It works out for itself who is in A, F_i as a set of workers, every clock, lo_w, the
 window, who may run where, what room is taken, what each leg costs and what each tenant has outstanding. The
 properties are those of ``docs/fairness.md``. ``standing`` knows who stands where; clocks and the bounds among
-siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, what of the scheduler's inside is
-compared ``scheduler_check``'s, and who may be idle ``idleness``'s.
+siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, who is held up ``held_up``'s, what of
+the scheduler's inside is compared ``scheduler_check``'s, and who may be idle ``idleness``'s.
 
 The shell around it must send ``Tick`` whenever the scheduler has asked to be woken, before any other input: then
 what an input brings about and what time brings about are never in one step.
@@ -14,6 +14,7 @@ what an input brings about and what time brings about are never in one step.
 from tests.properties.broken import at_most, demand
 from tests.properties.clock_nodes import Span
 from tests.properties.grant_check import GrantCheck
+from tests.properties.held_up import HeldUpCheck
 from tests.properties.idleness import Idleness
 from tests.properties.scheduler_check import Comparison
 from tests.properties.standing import Standing
@@ -57,12 +58,13 @@ class Oracle(Standing):
         self.over: dict[tuple[TenantId, RequestId], Waiting] = {}
         """Requests that had their outcome in this step."""
         super().__init__(scheduler, config, presence, exact)
-        self.grant_check = GrantCheck(self)
+        self.grant_check = GrantCheck(self, lambda: self.held_up)
 
     def attach(self, scheduler: PoolScheduler, presence: Presence) -> None:
         super().attach(scheduler, presence)
         self.comparison = Comparison(self)
         self.idleness = Idleness(self)
+        self.held_up = HeldUpCheck(self)
 
     # Feeding
 
@@ -227,6 +229,8 @@ class Oracle(Standing):
         book.true_cost += true_cost
         if ticket.guaranteed:
             book.guaranteed_cost += true_cost
+        if ticket.backfilled:
+            book.backfilled_cost += true_cost
         waiting = leg.waiting
         if end.request_continues:
             waiting.excluded = (*waiting.excluded, ticket.worker_id)

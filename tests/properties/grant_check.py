@@ -1,7 +1,10 @@
 """What must hold at a grant: P1 at each level, a guarantee that was due, the order among a user's own, room."""
 
+from collections.abc import Callable
+
 from tests.properties.broken import SLACK, at_most, demand
 from tests.properties.clock_nodes import Node, Span
+from tests.properties.held_up import HeldUpCheck
 from tests.properties.standing import Standing
 from tests.properties.tenant_book import Book, Line, Place, Waiting
 
@@ -9,8 +12,9 @@ from evenhand.core.facts import Decision, Ticket
 
 
 class GrantCheck:
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, held_up: Callable[[], HeldUpCheck]) -> None:
         self.standing = standing
+        self._held_up = held_up
 
     def spans(self, line: Line, place: Place, ticket: Ticket, decision: Decision) -> tuple[tuple[Node, Span], ...]:
         """P1 at each level; the leg's share of each clock, unless a guarantee pays."""
@@ -18,11 +22,8 @@ class GrantCheck:
         nodes = (book.band.node, book.node, line.node)
         for node in nodes:
             demand(bool(node.reach & place.bit), "A", "{} ran on {} outside F", node.key, ticket.worker_id)
-        spans = []
         windows = self.standing.windows(book)
-        for node, window, weight, level in zip(
-            nodes, windows, (ticket.band_weight, ticket.weight, ticket.user_weight), decision.levels, strict=True
-        ):
+        for node, window, level in zip(nodes, windows, decision.levels, strict=True):
             demand(
                 at_most(abs(window - level.window), 0.0), "P1", "T is told as {}, it is {}", level.window, window
             )
@@ -32,11 +33,22 @@ class GrantCheck:
             elif node.newly:
                 node.siblings.follow(node, level.virtual_time)
                 node.base, node.newly = level.virtual_time, 0
-            if not ticket.guaranteed:
-                span = node.siblings.dispatched(node, place.bit, window, ticket.charge, weight, level.lo)
-                spans.append((node, span))
         if ticket.guaranteed:
             self._guaranteed(line, place.bit, windows)
+            return ()
+        outside = (False, False, False)
+        if ticket.backfilled:
+            outside = self._held_up().demand_held_up(line, place, ticket, windows)
+        weights = (ticket.band_weight, ticket.weight, ticket.user_weight)
+        spans = []
+        for node, window, weight, level, is_outside in zip(
+            nodes, windows, weights, decision.levels, outside, strict=True
+        ):
+            if is_outside:
+                span = node.siblings.backfilled(node, ticket.charge, weight)
+            else:
+                span = node.siblings.dispatched(node, place.bit, window, ticket.charge, weight, level.lo)
+            spans.append((node, span))
         return tuple(spans)
 
     def _guaranteed(self, line: Line, worker: int, windows: tuple[float, float, float]) -> None:

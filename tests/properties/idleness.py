@@ -40,6 +40,7 @@ class Idleness:
             self._check_place(place, kept_for if is_kept else None, now_ns)
             if not is_kept:
                 self._check_guarantees(place, now_ns)
+        oracle.held_up.check()
 
     def _has_room(self, place: Place, now_ns: int) -> bool:
         spec, oracle = place.spec, self.oracle
@@ -125,7 +126,6 @@ class Idleness:
     def _waits(self, book: Book, waiting: Waiting, place: Place, now_ns: int) -> bool:
         """Is it to be declined here, and not for longer than it may be?"""
         oracle, config, here = self.oracle, self.oracle.config, 0
-        workers = oracle.core.rooms.workers
         warm: list[tuple[int, Place]] = []
         for match in oracle.presence.match(waiting.request.block_keys):
             other = oracle.places.get(match.worker_id)
@@ -145,28 +145,41 @@ class Idleness:
         )
         if not is_declined:
             return False
-        best = max(tokens for tokens, _ in warm)
-        rate = max(
-            workers[other.spec.worker_id].prefill_rate_tokens_per_s for tokens, other in warm if tokens == best
-        )
-        longest_ns = min(config.cold_wait_factor * (best - here) / rate * 1e9, config.cold_wait_ms_max * 1e6)
+        longest_ns = self.longest_wait_ns(waiting, place)
         if waiting.waits_since_ns is None:
             waiting.waits_since_ns = now_ns
         # Rates and the map change meanwhile; what it was once allowed it may take.
         waiting.waits_ns_max = max(waiting.waits_ns_max, round(longest_ns) + 1)
         return now_ns - waiting.waits_since_ns < waiting.waits_ns_max
 
+    def waits(self, book: Book, waiting: Waiting, place: Place) -> bool:
+        return self._waits(book, waiting, place, self.oracle.now_ns)
+
+    def longest_wait_ns(self, waiting: Waiting, place: Place) -> float:
+        """Some times what the tokens that it lacks at a place take to compute, as far as may be waited at all."""
+        oracle, config, here = self.oracle, self.oracle.config, 0
+        warm: list[tuple[int, float]] = []
+        for match in oracle.presence.match(waiting.request.block_keys):
+            other = oracle.places.get(match.worker_id)
+            if other is None:
+                continue
+            size = other.spec.block_size_tokens
+            tokens = min(match.blocks, (waiting.request.prompt_tokens - 1) // size) * size
+            if other is place:
+                here = tokens
+            elif other.bit & oracle.members:
+                warm.append((tokens, oracle.core.rooms.workers[match.worker_id].prefill_rate_tokens_per_s))
+        if not warm:
+            return 0.0
+        best, rate = max(warm)
+        return min(config.cold_wait_factor * (best - here) / rate * 1e9, config.cold_wait_ms_max * 1e6)
+
     def _fits(self, book: Book, waiting: Waiting, place: Place, is_due: bool = False) -> bool:
         """Room for it; a tenant whose guarantee is due counts as below its share."""
         oracle, spec, request = self.oracle, place.spec, waiting.request
         if not could_run(waiting, place.spec):
             return False
-        if spec.worker_id in waiting.excluded and any(
-            other.bit & oracle.members
-            and other.spec.worker_id not in waiting.excluded
-            and could_run(waiting, other.spec)
-            for other in oracle.places.values()
-        ):
+        if oracle.is_excluded(waiting, place):
             return False
         if not self._room_for(book, waiting, place, 0, is_due):
             cached_blocks = 0

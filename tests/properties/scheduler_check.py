@@ -83,6 +83,9 @@ class Comparison:
             guaranteed = standing.core.outstanding.tenants[tenant.tenant_id].cost_guaranteed
             right = at_most(abs(guaranteed - book.guaranteed_cost), 0.0)
             demand(right, "P5", "{} is booked to the guarantee, {} was got", guaranteed, book.guaranteed_cost)
+            backfilled = standing.core.outstanding.tenants[tenant.tenant_id].cost_backfilled
+            right = at_most(abs(backfilled - book.backfilled_cost), 0.0)
+            demand(right, "P5", "{} is told as backfilled, {} was got", backfilled, book.backfilled_cost)
             idled = standing.core.outstanding.tenants[tenant.tenant_id].cost_idled
             demand(
                 at_most(abs(idled - book.idle_cost), 0.0), "P5", "{} idled, {} were told", idled, book.idle_cost

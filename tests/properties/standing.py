@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.properties.clock_book import Siblings
 from tests.properties.clock_nodes import Moment, Node
-from tests.properties.tenant_book import Band, Book, Leg, Line, Place, could_run
+from tests.properties.tenant_book import Band, Book, Leg, Line, Place, Waiting, could_run
 
 from evenhand.core.facts import SchedulerConfig, TenantSpec, WorkerRole, WorkerSpec
 from evenhand.core.ids import TenantId, TicketId, WorkerId
@@ -208,6 +208,15 @@ class Standing:
             return 0.0
         shares = sum([other.spec.guaranteed_share for other in self.books.values()])
         return share * min(1.0, most / shares) * self.core.cost_rate.per_s
+
+    def is_excluded(self, waiting: Waiting, place: Place) -> bool:
+        """Excluded by name, while another worker could take it some day."""
+        return place.spec.worker_id in waiting.excluded and any(
+            other.bit & self.members
+            and other.spec.worker_id not in waiting.excluded
+            and could_run(waiting, other.spec)
+            for other in self.places.values()
+        )
 
     def in_headroom(self, place: Place, kv_blocks: int) -> bool:
         spec, part = place.spec, self.config.headroom_divisor

@@ -98,6 +98,7 @@ class Book:
 
     __slots__ = (
         "admitted",
+        "backfilled_cost",
         "band",
         "guaranteed_cost",
         "idle_cost",
@@ -124,6 +125,7 @@ class Book:
         self.legs: dict[RequestId, Leg] = {}
         """Open ones."""
         self.outstanding = self.true_cost = self.guaranteed_cost = self.idle_cost = 0.0
+        self.backfilled_cost = 0.0
         self.tag_ns = 0.0
         """Time up to which what it got has paid its guarantee."""
 

@@ -47,6 +47,7 @@ class TenantClock:
     workers: NodeClocks = NodeClocks()
     cost_guaranteed: float = 0.0
     cost_idled: float = 0.0
+    cost_backfilled: float = 0.0
     guarantee_ahead_ns: float = 0.0
     """How far its tag was ahead of the moment of the checkpoint, below 0: behind."""
 
@@ -105,6 +106,7 @@ def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
                 NodeClocks(*tenant.users.clocks()),
                 tenant.cost_guaranteed,
                 tenant.cost_idled,
+                tenant.cost_backfilled,
                 tenant.guarantee_tag_ns - now_ns if tenant.guaranteed_units else 0.0,
             )
             for tenant in legs.outstanding.tenants.values()
@@ -145,6 +147,7 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
         tenant.cost_got, tenant.cost_due = clock.cost_got, clock.cost_due
         tenant.band.tenants.place(tenant, clock.v, None)
         tenant.cost_guaranteed, tenant.cost_idled = clock.cost_guaranteed, clock.cost_idled
+        tenant.cost_backfilled = clock.cost_backfilled
         legs.guarantees.change(tenant, clock.spec.guaranteed_share)
         legs.guarantees.restore(tenant, clock.guarantee_ahead_ns, now_ns - elapsed_ns)
         tenant.users.restore(clock.workers.floor, clock.workers.others)
