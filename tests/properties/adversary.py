@@ -397,7 +397,7 @@ class Adversary:
         config = replace(self.config, bands=tuple(self.bands.items()))
         self.scheduler = PoolScheduler(config, self.presence, checkpoint.term + 1)
         self.scheduler.restore(checkpoint, self.now_ns)
-        self.oracle.restarted(self.scheduler, self.presence)
+        self.oracle.restarted(self.scheduler, self.presence, self.now_ns)
         for spec in self.workers.values():
             self._one(WorkerJoined(spec))
 

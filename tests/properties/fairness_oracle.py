@@ -70,7 +70,7 @@ class Oracle(Standing):
 
     def observe(self, input: Input, effects: tuple[Effect, ...], now_ns: int) -> None:
         """Take one step in and check all that can be checked at once."""
-        self.now_ns = now_ns
+        self.work_to(now_ns)
         self.over.clear()
         self.stirred = not isinstance(input, MapChanged | Renew | WorkerHeard | Submit)
         self._input(input, effects)
@@ -90,8 +90,10 @@ class Oracle(Standing):
                     self._idle_charged(effect, effects)
                 case _:
                     pass
+        self.work_rate_per_s = self.core.cost_rate.per_s
         self.comparison.clocks()
         self.comparison.counters()
+        self.comparison.guarantees()
         if self.stirred:
             self.idleness.check(now_ns)
         kept = self.core.placement.keeping.kept
@@ -183,11 +185,12 @@ class Oracle(Standing):
         kv_blocks = -(-(request.prompt_tokens - cached + waiting.estimate) // place.spec.block_size_tokens)
         self.grant_check.room(book, place, kv_blocks)
         spans = self.grant_check.spans(line, place, ticket, decision)
-        rate = self.guaranteed_rate(book)
-        if rate > 0.0:
-            burst_ns = self.config.guarantee_burst_ms * 1e6
-            book.tag_ns = max(book.tag_ns, self.now_ns - burst_ns) + charge / rate * 1e9
-        leg = Leg(ticket, waiting, line, charge, kv_blocks, spans, rate)
+        share = self.guaranteed_share(book)
+        leg = Leg(ticket, waiting, line, charge, kv_blocks, spans, share, 0.0)
+        if share > 0.0:
+            self.work_rate_most = max(self.work_rate_most, self.core.cost_rate.per_s)
+            burst, burst_most = self.burst(self.core.cost_rate.per_s), self.burst(self.work_rate_most)
+            book.guarantee.granted(leg, self.work, burst, burst_most)
         self.legs[ticket.ticket_id] = book.legs[ticket.request_id] = leg
         place.legs[ticket.ticket_id] = leg
         place.kv_blocks += kv_blocks
@@ -251,8 +254,8 @@ class Oracle(Standing):
         book, ticket = leg.line.book, leg.ticket
         book.outstanding += -leg.booked if ended else by
         leg.booked += by
-        if leg.guarantee_rate:
-            book.tag_ns += by / leg.guarantee_rate * 1e9
+        if leg.guarantee_share:
+            book.guarantee.corrected(leg, by, self.work, self.burst(self.work_rate_per_s))
         if not leg.spans:
             self.place(leg.line)
             return
@@ -325,8 +328,9 @@ class Oracle(Standing):
     def _cost_of(self, used: Usage) -> float:
         return self.cost.cost(used.prompt_tokens - used.cached_tokens, used.cached_tokens, used.output_tokens)
 
-    def restarted(self, scheduler: PoolScheduler, presence: Presence) -> None:
+    def restarted(self, scheduler: PoolScheduler, presence: Presence, now_ns: int) -> None:
         """A successor took over from a checkpoint: clocks and legs go on, queues and workers are told anew."""
+        self.work_to(now_ns)
         self.attach(scheduler, presence)
         for tenant_id, book in self.books.items():
             known = self.core.outstanding.tenants[tenant_id].users_known
@@ -340,10 +344,9 @@ class Oracle(Standing):
             for waiting in book.admitted.values():
                 # Of a request whose leg runs on, the successor knows what the ticket says.
                 waiting.passed, waiting.excluded = 0, ()
-            if not book.spec.guaranteed_share:
-                book.tag_ns = float(self.now_ns)
+            book.guarantee.restarted(self.work, bool(book.spec.guaranteed_share))
             for leg in book.legs.values():
-                leg.guarantee_rate = 0.0
+                leg.guarantee_share = 0.0
                 self._on_clocks_of_that_name(leg)
         self.places.clear()
         self.members_changed()

@@ -25,6 +25,7 @@ from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Placement
 from evenhand.core.presence import Presence
 from evenhand.core.tenant import Tenant
+from evenhand.core.tickets import OpenTicket
 from evenhand.core.worker import Worker
 
 Patch = pytest.MonkeyPatch
@@ -197,7 +198,28 @@ def guarantee_charged_to_v(patch: Patch) -> None:
 
 
 def guarantee_without_end(patch: Patch) -> None:
-    patch.setattr(Guarantees, "charge", lambda self, tenant, cost, now_ns: self.rate_per_s(tenant))
+    """What it gets is not counted against its guarantee."""
+    patch.setattr(Guarantees, "charge", lambda self, tenant, held: None)
+
+
+def guarantee_lost_by_its_turn(patch: Patch) -> None:
+    """What a tenant has by its turn is held against its guarantee, however much it is."""
+
+    def pay(self: Guarantees, tenant: Tenant, held: OpenTicket, by: float) -> None:
+        held.guarantee_moved += by
+        self._move(tenant, tenant.guarantee_tag + by)
+
+    patch.setattr(Guarantees, "_pay", pay)
+
+
+def guarantee_undone(patch: Patch) -> None:
+    """A leg that had its turn gives back all that it did not cost, whatever it has moved the tag."""
+
+    def correct(self: Guarantees, tenant: Tenant, held: OpenTicket, cost: float) -> None:
+        if held.guarantee_share > 0.0 and cost:
+            self._move(tenant, tenant.guarantee_tag + cost / held.guarantee_share)
+
+    patch.setattr(Guarantees, "correct", correct)
 
 
 # Who may be looked at
@@ -277,6 +299,7 @@ class Fault:
 
 P = ("P1", "P2", "P3", "P4")
 PLAIN = Unkindness()
+PROMISED = Unkindness(guarantees=True, weight_changes=True)
 FAULTS: tuple[Fault, ...] = (
     Fault(v_may_fall, "V may fall", Unkindness(one_sided=True), P),
     Fault(lift_to_the_least_of_all, "lift to the minimum of all queued", PLAIN, P),
@@ -290,7 +313,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         guarantee_charged_to_v,
         "a guarantee charged to v",
-        Unkindness(guarantees=True, weight_changes=True),
+        PROMISED,
         ("P1",),
     ),
     Fault(phi_of_now, "φ of now instead of the ticket's", Unkindness(weight_changes=True), ("P5", *P)),
@@ -309,8 +332,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         guarantee_without_end,
         "a guarantee beyond its rate",
-        Unkindness(guarantees=True, weight_changes=True),
+        PROMISED,
         ("guarantee", "headroom"),
     ),
+    Fault(guarantee_lost_by_its_turn, "a guarantee lost by having had one's turn", PROMISED, ("guarantee",)),
+    Fault(guarantee_undone, "a guarantee's leg undone by another's refund", PROMISED, ("guarantee", "headroom")),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -54,9 +54,10 @@ class GrantCheck:
     def _guaranteed(self, line: Line, worker: int, windows: tuple[float, float, float]) -> None:
         """A guarantee gave the place: it was due, and it was needed."""
         book = line.book
-        demand(self.standing.guaranteed_rate(book) > 0.0, "guarantee", "{} has none", book.spec.tenant_id)
-        due = at_most(book.tag_ns, self.standing.now_ns)
-        demand(due, "guarantee", "{} had got what it was guaranteed, until {}", book.spec.tenant_id, book.tag_ns)
+        demand(self.standing.guaranteed_share(book) > 0.0, "guarantee", "{} has none", book.spec.tenant_id)
+        due = book.guarantee.is_due(self.standing.work, SLACK)
+        ahead = book.guarantee.tag - self.standing.work
+        demand(due, "guarantee", "{} had got what it was guaranteed, and {} more", book.spec.tenant_id, ahead)
         nodes = (book.band.node, book.node, line.node)
         reach = [node.siblings.lo(worker) + window for node, window in zip(nodes, windows, strict=True)]
         demand(at_most(line.node.v, reach[2]), "P1", "user {} is outside the window of its siblings", line.name)
@@ -83,7 +84,7 @@ class GrantCheck:
         demand(len(place.legs) < spec.slots, "room", "{} has no slot left", spec.worker_id)
         demand(place.kv_blocks + kv_blocks <= spec.kv_blocks, "room", "{} has no KV left", spec.worker_id)
         if self.standing.in_headroom(place, kv_blocks):
-            is_due = bool(book.spec.guaranteed_share) and at_most(book.tag_ns, self.standing.now_ns)
+            is_due = bool(book.spec.guaranteed_share) and book.guarantee.is_due(self.standing.work, SLACK)
             demand(
                 is_due or self.standing.below_share(book, 1.0 + SLACK),
                 "headroom",

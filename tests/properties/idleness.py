@@ -79,9 +79,9 @@ class Idleness:
         """None of the first K behind on their guarantee waits while something of it fits."""
         oracle = self.oracle
         due = [
-            (book.tag_ns, tenant_id)
+            (book.guarantee.tag, tenant_id)
             for tenant_id, book in oracle.books.items()
-            if book.node.in_a and book.spec.guaranteed_share and book.tag_ns <= now_ns
+            if book.node.in_a and book.spec.guaranteed_share and book.guarantee.is_due(oracle.work, -SLACK)
         ]
         for _, tenant_id in sorted(due)[: oracle.config.tenants_considered_max]:
             book = oracle.books[tenant_id]

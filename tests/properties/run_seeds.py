@@ -39,6 +39,7 @@ CHECKER = (
     "clock_nodes.py",
     "fairness_oracle.py",
     "grant_check.py",
+    "guarantee_book.py",
     "held_up.py",
     "idleness.py",
     "scheduler_check.py",

@@ -1,6 +1,6 @@
 """The scheduler's own clocks and counters beside those of an oracle's book, after each step and at the end."""
 
-from tests.properties.broken import at_most, demand
+from tests.properties.broken import SLACK, at_most, demand
 from tests.properties.clock_nodes import Node, bits
 from tests.properties.standing import Standing
 from tests.properties.tenant_book import Line
@@ -70,6 +70,19 @@ class Comparison:
             demand(False, "counters", "{} tickets, {} open legs", len(core.book), open_legs)
         if not open_legs:
             demand(core.outstanding.total == 0.0, "counters", "outstanding cost is not zero")
+
+    def guarantees(self) -> None:
+        """Tags, by how far each is ahead of the pool's work."""
+        standing = self.standing
+        for tenant_id, known in standing.core.outstanding.tenants.items():
+            book = standing.books[tenant_id]
+            if standing.exact and book.spec.guaranteed_share:
+                # Beside the work of the whole run, as far as which the sums of floats reach.
+                ahead = standing.work + known.guarantee_tag - standing.core.guarantees.clock
+                right = at_most(abs(ahead - book.guarantee.tag), SLACK * standing.work)
+                demand(
+                    right, "guarantee", "the tag of {} is {}, by the book {}", tenant_id, ahead, book.guarantee.tag
+                )
 
     def drained(self) -> None:
         """Costs are as they were booked, and memory is where it was."""

@@ -31,6 +31,11 @@ class Standing:
         self.places: dict[WorkerId, Place] = {}
         self.legs: dict[TicketId, Leg] = {}
         self.now_ns = 0
+        self.work = 0.0
+        """Cost that the pool has delivered so far, by the rate of each time: the clock of all guarantees."""
+        self.work_rate_per_s = 0.0
+        """The rate since the last step."""
+        self.work_rate_most = 0.0
         self._reaches: dict[int, int] = {}
         self._bit_next = 1
         self._bits_known: dict[WorkerId, int] = {}
@@ -201,13 +206,22 @@ class Standing:
             of_tenant / users if users else 0.0,
         )
 
-    def guaranteed_rate(self, book: Book) -> float:
-        """Cost a second: a part of the pool's rate, scaled down where all parts are more than may be promised."""
+    def work_to(self, now_ns: int) -> None:
+        """Time has passed; the first step begins it."""
+        self.work += self.work_rate_per_s * (now_ns - self.now_ns) / 1e9
+        self.now_ns = now_ns
+
+    def guaranteed_share(self, book: Book) -> float:
+        """A part of the pool's rate, scaled down where all parts are more than may be promised."""
         share, most = book.spec.guaranteed_share, self.config.guaranteed_share_sum_max
         if not share:
             return 0.0
         shares = sum([other.spec.guaranteed_share for other in self.books.values()])
-        return share * min(1.0, most / shares) * self.core.cost_rate.per_s
+        return share * min(1.0, most / shares)
+
+    def burst(self, rate_per_s: float) -> float:
+        """Work of the time for which a guarantee that was not asked for is kept."""
+        return rate_per_s * self.config.guarantee_burst_ms / 1_000.0
 
     def is_excluded(self, waiting: Waiting, place: Place) -> bool:
         """Excluded by name, while another worker could take it some day."""

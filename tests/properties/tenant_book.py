@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tests.properties.clock_book import Siblings
 from tests.properties.clock_nodes import Node, Span
+from tests.properties.guarantee_book import GuaranteeBook
 
 from evenhand.core.facts import Request, TenantSpec, TenantState, Ticket, WorkerSpec
 from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
@@ -65,8 +66,10 @@ class Leg:
     kv_blocks: int
     spans: tuple[tuple[Node, Span], ...]
     """On the clocks of its band, its tenant and its user; none where a guarantee pays."""
-    guarantee_rate: float
-    """By which it moves its tenant's tag; 0: it does not."""
+    guarantee_share: float
+    """By which its cost moves its tenant's tag; 0: it does not."""
+    tag_moved: float
+    """How far it has."""
     ended: bool = False
 
 
@@ -100,6 +103,7 @@ class Book:
         "admitted",
         "backfilled_cost",
         "band",
+        "guarantee",
         "guaranteed_cost",
         "idle_cost",
         "legs",
@@ -107,7 +111,6 @@ class Book:
         "node",
         "outstanding",
         "spec",
-        "tag_ns",
         "true_cost",
         "users",
         "waiting_count",
@@ -126,8 +129,7 @@ class Book:
         """Open ones."""
         self.outstanding = self.true_cost = self.guaranteed_cost = self.idle_cost = 0.0
         self.backfilled_cost = 0.0
-        self.tag_ns = 0.0
-        """Time up to which what it got has paid its guarantee."""
+        self.guarantee = GuaranteeBook()
 
     def line(self, name: str) -> Line:
         line = self.lines.get(name)

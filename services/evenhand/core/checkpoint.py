@@ -48,8 +48,8 @@ class TenantClock:
     cost_guaranteed: float = 0.0
     cost_idled: float = 0.0
     cost_backfilled: float = 0.0
-    guarantee_ahead_ns: float = 0.0
-    """How far its tag was ahead of the moment of the checkpoint, below 0: behind."""
+    guarantee_ahead: float = 0.0
+    """How far its guarantee was paid ahead at the moment of the checkpoint, in cost of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
                 tenant.cost_guaranteed,
                 tenant.cost_idled,
                 tenant.cost_backfilled,
-                tenant.guarantee_tag_ns - now_ns if tenant.guaranteed_units else 0.0,
+                tenant.guarantee_tag - legs.guarantees.clock_at(now_ns) if tenant.guaranteed_units else 0.0,
             )
             for tenant in legs.outstanding.tenants.values()
             if not tenant.forgotten or tenant.granted
@@ -140,6 +140,8 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
     """Fill an empty scheduler from a checkpoint of an earlier term."""
     assert not legs.outstanding.tenants, "restore into a scheduler that has begun"
     assert legs.term > checkpoint.term, "a checkpoint is restored under a later term"
+    legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
+    legs.guarantees.pass_time(now_ns)
     _restore_bands(legs, checkpoint)
     for clock in checkpoint.tenants:
         tenant = legs.fair.add(clock.spec)
@@ -149,14 +151,13 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
         tenant.cost_guaranteed, tenant.cost_idled = clock.cost_guaranteed, clock.cost_idled
         tenant.cost_backfilled = clock.cost_backfilled
         legs.guarantees.change(tenant, clock.spec.guaranteed_share)
-        legs.guarantees.restore(tenant, clock.guarantee_ahead_ns, now_ns - elapsed_ns)
+        legs.guarantees.restore(tenant, clock.guarantee_ahead, elapsed_ns)
         tenant.users.restore(clock.workers.floor, clock.workers.others)
         for name, v in clock.users:
             tenant.users.place(tenant.user(name), v, None)
         legs.limits.change(clock.spec, now_ns)
     legs.limits.restore(checkpoint.limits, now_ns - elapsed_ns)
     legs.estimator.restore(checkpoint.output_learned)
-    legs.cost_rate.cost, legs.cost_rate.busy_s = checkpoint.cost_rate_cost, checkpoint.cost_rate_busy_s
     ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
     for held in checkpoint.tickets:
         legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)

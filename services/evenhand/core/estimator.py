@@ -144,7 +144,8 @@ class OutputEstimator:
 class CostRate:
     """R: cost tokens the pool delivers a second, over the time in which it had any open ticket.
 
-    Both sums decay together with busy time, so idle time changes nothing.
+    Both sums decay together with busy time, so idle time changes nothing; busy time decays while it passes, so it
+    is the same whether an hour passes in one step or in many.
     """
 
     cost: float
@@ -184,7 +185,7 @@ class CostRate:
         elapsed_s = (now_ns - self.settled_at_ns) / NS_PER_S
         kept = math.exp(-elapsed_s / COST_RATE_MEMORY_S)
         self.cost *= kept
-        self.busy_s = self.busy_s * kept + elapsed_s
+        self.busy_s = self.busy_s * kept + COST_RATE_MEMORY_S * (1.0 - kept)
         self.settled_at_ns = now_ns
 
 

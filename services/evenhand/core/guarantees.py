@@ -1,15 +1,22 @@
-"""Guaranteed shares: a reservation tag per tenant, beside the clocks.
+"""Guaranteed shares: a debt in cost per tenant, beside the clocks.
 
-A tenant may be guaranteed a part of the pool's cost rate R, whatever its weight. Its *tag* is the time up to
-which what it got has paid its guarantee; while it is in A and its tag is not after now, it is behind on its
+A tenant may be guaranteed a part of the pool's cost rate R, whatever its weight. The pool has a *work clock*
+``G = ∫ R dt``: the cost that it delivers, as far as R is learned. Each tenant has a *tag*, a reading of G up to
+which what it got has paid its guarantee; while it is in A and its tag is not after G, it is behind on its
 guarantee, and takes its best fitting pair before ordinary selection, in the order of (tag, id)::
 
-    at every dispatch of the tenant     tag = max(tag, now − burst) + charge / rate      rate = share · R
-    at usage, at the end of the leg     tag += correction / that rate
+    at every dispatch of the tenant    tag = max(tag, G − burst) + charge / share    burst = R · guarantee_burst_ms
+    at usage, at the end of the leg    tag += correction / that share
+    … of a leg by its turn             tag at most max(tag, G + burst)
 
-So it gets at most ``rate · time + rate · burst + one charge`` this way over any time; what it did not ask for is
-kept for ``guarantee_burst_ms``, no longer. Every dispatch moves the tag, also those by its turn: who gets its
-guarantee by weight needs no place of its own.
+A charge is a cost, and so is what G counts: what it comes to in time is for the R of later to say. Were the tag
+a time, a charge in an hour in which the pool hardly worked would be held against its tenant for hours of work.
+
+So it gets at most ``share · ∫R dt + share · burst + one charge`` this way over any time; what it did not ask for
+is kept for ``guarantee_burst_ms``, no longer. Every dispatch moves the tag, also those by its turn: who gets its
+guarantee by weight needs no place of its own. But what it had by its turn, or alone in a pool that nobody else
+wanted, voids its guarantee for no longer than the burst. A leg by its turn whose move was cut short by that gives
+back, when it costs less, only what it had moved beyond its true cost: it can not undo what a guarantee's leg paid.
 
 Inside the windows of all levels such a dispatch is an ordinary one. Outside, the whole leg (charge, usage, end)
 is booked to the guarantee ledger and moves no clock, so that what is guaranteed to one delays no other beyond the
@@ -18,22 +25,24 @@ rate.
 Shares that sum to more than ``guaranteed_share_sum_max`` are scaled down to it together, so that the rest of the
 pool keeps moving. A worker that is kept for the most-behind user is not given to a guarantee.
 
-One writer, the pool's scheduler. This module moves no clock and chooses no worker.
+One writer, the pool's scheduler. This module moves no clock of the fair queue and chooses no worker.
 """
 
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_left, bisect_right, insort
 
-from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate
+from evenhand.core.estimator import NS_PER_S, CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_queue import WEIGHT_UNITS
 from evenhand.core.tenant import Tenant
+from evenhand.core.tickets import OpenTicket
 
 
 class Guarantees:
-    """Tags of the tenants that have a guarantee, and the order of those in A."""
+    """The work clock, tags of the tenants that have a guarantee, and the order of those in A."""
 
     def __init__(self, config: SchedulerConfig, cost_rate: CostRate) -> None:
-        self._burst_ns = config.guarantee_burst_ms * NS_PER_MS
+        self._burst_s = config.guarantee_burst_ms / 1_000.0
         self._share_sum_max = config.guaranteed_share_sum_max
         self._tenants_max = config.tenants_considered_max
         self._cost_rate = cost_rate
@@ -41,6 +50,34 @@ class Guarantees:
         """Those in A by (tag, id)."""
         self._share_units = 0
         """Sum of all guaranteed shares, in ``WEIGHT_UNITS``, so that it never drifts."""
+        self.clock = 0.0
+        """G as of the step at hand, in cost tokens."""
+        self._passed_ns: int | None = None
+        """Up to when G is counted; None: nothing has begun."""
+        self._rate_per_s = 0.0
+        self._rate_clock = 0.0
+        self._rate_from_ns = 0
+        """R is this since then, when G was that: a sum of many small steps would lose them beside a large G."""
+
+    def pass_time(self, now_ns: int) -> None:
+        """Bring G to now. R has been what it is since the last step, and changes with what ends in this one."""
+        rate = self._cost_rate.per_s
+        if self._passed_ns is None or rate != self._rate_per_s:
+            self._rate_per_s, self._rate_clock = rate, self.clock
+            self._rate_from_ns = now_ns if self._passed_ns is None else self._passed_ns
+        self._passed_ns = now_ns
+        self.clock = self._rate_clock + rate * ((now_ns - self._rate_from_ns) / NS_PER_S)
+
+    @property
+    def burst(self) -> float:
+        """What the pool delivers in ``guarantee_burst_ms``, at the R of now."""
+        return self._cost_rate.per_s * self._burst_s
+
+    def clock_at(self, now_ns: int) -> float:
+        """G at a time not before the last step."""
+        if self._passed_ns is None or now_ns <= self._passed_ns:
+            return self.clock
+        return self.clock + self._cost_rate.per_s * ((now_ns - self._passed_ns) / NS_PER_S)
 
     def change(self, tenant: Tenant, share: float) -> None:
         """The tenant's guaranteed share is this from here on; 0: none."""
@@ -55,57 +92,85 @@ class Guarantees:
         if tenant.in_a and tenant.guaranteed_units:
             if not tenant.guarantee_waits:
                 tenant.guarantee_waits = True
-                insort(self._order, (tenant.guarantee_tag_ns, tenant.node_id, tenant))
+                insort(self._order, (tenant.guarantee_tag, tenant.node_id, tenant))
         elif tenant.guarantee_waits:
             self._take_out(tenant)
 
-    def due(self, now_ns: int) -> list[Tenant]:
+    def due(self) -> list[Tenant]:
         """Tenants in A that are behind on their guarantee, the furthest behind first; at most K of them."""
         tenants: list[Tenant] = []
-        for tag_ns, _, tenant in self._order:
-            if tag_ns > now_ns or len(tenants) >= self._tenants_max:
+        for tag, _, tenant in self._order:
+            if tag > self.clock or len(tenants) >= self._tenants_max:
                 break
             tenants.append(tenant)
         return tenants
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """When the next tenant in A falls behind on its guarantee; None if none will unless something changes."""
-        index = bisect_left(self._order, (now_ns + 1, ""))
-        return round(self._order[index][0]) + 1 if index < len(self._order) else None
+        """When the next tenant in A falls behind on its guarantee, while R stays; None: none will."""
+        index = bisect_right(self._order, self.clock, key=_tag)
+        if index == len(self._order):
+            return None
+        wait_ns = (self._order[index][0] - self.clock) / self._cost_rate.per_s * NS_PER_S
+        return now_ns + math.ceil(wait_ns) + 1
 
-    def rate_per_s(self, tenant: Tenant) -> float:
-        """Cost a second that the tenant is guaranteed; 0: it has no guarantee."""
+    def share(self, tenant: Tenant) -> float:
+        """Part of R that the tenant is guaranteed, as scaled; 0: it has no guarantee."""
         if not tenant.guaranteed_units:
             return 0.0
         share, share_sum = tenant.guaranteed_units / WEIGHT_UNITS, self._share_units / WEIGHT_UNITS
-        if share_sum > self._share_sum_max:
-            share *= self._share_sum_max / share_sum
-        return share * self._cost_rate.per_s
+        return share * self._share_sum_max / share_sum if share_sum > self._share_sum_max else share
 
-    def charge(self, tenant: Tenant, cost: float, now_ns: int) -> float:
-        """A dispatch of the tenant; returns the rate by which its corrections count, 0 without a guarantee."""
-        rate = self.rate_per_s(tenant)
-        if rate > 0.0:
-            self._move(tenant, max(tenant.guarantee_tag_ns, now_ns - self._burst_ns) + cost / rate * NS_PER_S)
-        return rate
+    def behind_ms(self, tenant: Tenant, now_ns: int) -> float:
+        """For how long its guarantee has been due, at the R of now; below 0: so long it will not be. 0: none."""
+        if not tenant.guaranteed_units:
+            return 0.0
+        return (self.clock_at(now_ns) - tenant.guarantee_tag) / self._cost_rate.per_s * 1_000.0
 
-    def correct(self, tenant: Tenant, cost: float, rate_per_s: float) -> None:
-        """A leg turned out to cost so much more, or less, than it was charged at this rate."""
-        if rate_per_s > 0.0 and cost:
-            self._move(tenant, tenant.guarantee_tag_ns + cost / rate_per_s * NS_PER_S)
+    def charge(self, tenant: Tenant, held: OpenTicket) -> None:
+        """A dispatch of the tenant: its leg is held with the share by which its corrections count."""
+        share = self.share(tenant)
+        if share > 0.0:
+            held.guarantee_share = share
+            self._move(tenant, max(tenant.guarantee_tag, self.clock - self.burst))
+            self._pay(tenant, held, held.booked / share)
 
-    def restore(self, tenant: Tenant, ahead_ns: float, now_ns: int) -> None:
-        """Set a tenant's tag by how far ahead of now it was."""
-        self._move(tenant, now_ns + ahead_ns)
+    def correct(self, tenant: Tenant, held: OpenTicket, cost: float) -> None:
+        """A leg turns out to cost so much more, or less, than is booked for it."""
+        share = held.guarantee_share
+        if share <= 0.0 or not cost:
+            return
+        if cost > 0.0 or held.ticket.guaranteed:
+            self._pay(tenant, held, cost / share)
+            return
+        back = max(0.0, held.guarantee_moved - (held.booked + cost) / share)
+        held.guarantee_moved -= back
+        self._move(tenant, tenant.guarantee_tag - back)
 
-    def _move(self, tenant: Tenant, tag_ns: float) -> None:
+    def restore(self, tenant: Tenant, ahead: float, elapsed_ns: int) -> None:
+        """Set a tenant's tag by how far ahead of G it was so long ago; R has been restored before."""
+        self._move(tenant, self.clock + ahead - self._cost_rate.per_s * (elapsed_ns / NS_PER_S))
+
+    def _pay(self, tenant: Tenant, held: OpenTicket, by: float) -> None:
+        """Move a tag onwards; by a leg that had its turn, not further than the burst ahead."""
+        before = tenant.guarantee_tag
+        after = before + by
+        if not held.ticket.guaranteed:
+            after = max(before, min(after, self.clock + self.burst))
+        held.guarantee_moved += after - before
+        self._move(tenant, after)
+
+    def _move(self, tenant: Tenant, tag: float) -> None:
         self._take_out(tenant)
-        tenant.guarantee_tag_ns = tag_ns
+        tenant.guarantee_tag = tag
         self.note(tenant)
 
     def _take_out(self, tenant: Tenant) -> None:
         if tenant.guarantee_waits:
-            index = bisect_left(self._order, (tenant.guarantee_tag_ns, tenant.node_id))
+            index = bisect_left(self._order, (tenant.guarantee_tag, tenant.node_id))
             assert self._order[index][2] is tenant, "the order of guarantees is broken"
             del self._order[index]
             tenant.guarantee_waits = False
+
+
+def _tag(entry: tuple[float, str, Tenant]) -> float:
+    return entry[0]

@@ -101,7 +101,7 @@ class Legs:
         held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
         held.decision = decision
         tenant.charge_max = max(tenant.charge_max, charge / tenant.weight)
-        held.guarantee_rate = self.guarantees.charge(tenant, charge, now_ns)
+        self.guarantees.charge(tenant, held)
         self._note_map(held, worker)
         self._overtake(user, queued)
         tenant.remove(request.request_id)
@@ -132,10 +132,10 @@ class Legs:
         over = held.cost_of(believed, self.config.cost) - held.booked
         if over > 0.0:
             tenant = self.outstanding.tenants[held.ticket.tenant_id]
+            self.guarantees.correct(tenant, held, over)
             held.booked += over
             self.outstanding.book(tenant, over)
             self.outstanding.dispatched(tenant, over)
-            self.guarantees.correct(tenant, over, held.guarantee_rate)
             self.move(held.user, now_ns, over, held)
 
     def end(
@@ -158,7 +158,7 @@ class Legs:
         self._let_go(held, outcome, believed, now_ns, effects)
         self.outstanding.release(tenant, held.booked, len(self.book))
         self.outstanding.dispatched(tenant, attained - held.booked)
-        self.guarantees.correct(tenant, attained - held.booked, held.guarantee_rate)
+        self.guarantees.correct(tenant, held, attained - held.booked)
         if outcome is not LegOutcome.WORKER_LOST:
             self.cost_rate.add(attained, now_ns)
         if not len(self.book):
@@ -199,7 +199,7 @@ class Legs:
         tenant = self.outstanding.tenants[ticket.tenant_id]
         self.limits.adopt(ticket, now_ns)
         self.outstanding.dispatched(tenant, ticket.charge)
-        held.guarantee_rate = self.guarantees.charge(tenant, ticket.charge, now_ns)
+        self.guarantees.charge(tenant, held)
         self.move(held.user, now_ns, ticket.charge, held)
         return held
 

@@ -204,6 +204,7 @@ class PoolScheduler:
     # Time
 
     def _pass_time(self, now_ns: int, effects: list[Effect]) -> None:
+        self._legs.guarantees.pass_time(now_ns)
         expiry_ns = self._legs.book.next_expiry_ns()
         if expiry_ns is not None and expiry_ns <= now_ns:
             for ticket_id in self._legs.book.expired(now_ns):
@@ -231,7 +232,7 @@ class PoolScheduler:
         placement.fitting.backlog(self._legs.cost_rate.backlog_ns(self._requests.queued_total))
         placement.begin()
         while self._requests.queued_total and self._legs.rooms.open:
-            due = self._legs.guarantees.due(now_ns)
+            due = self._legs.guarantees.due()
             choice = placement.choose_guaranteed(due, now_ns) if due else None
             if choice is None:
                 choice = placement.choose(now_ns)

@@ -38,7 +38,7 @@ class TenantStatus:
     cost_idled: float = 0.0
     """Charged for workers and room that its withdrawn requests left idle."""
     guarantee_behind_ms: float = 0.0
-    """How long ago its tag was due; below 0: it is ahead of its guarantee."""
+    """For how long its guarantee has been due, at the R of now; below 0: it is ahead of its guarantee."""
     users: int = 0
     """Users that are remembered: those with something open, and those at rest that are ahead."""
 
@@ -157,7 +157,7 @@ def _tenant_status(legs: Legs, tenant: Tenant, now_ns: int) -> TenantStatus:
         cost_guaranteed=tenant.cost_guaranteed,
         cost_backfilled=tenant.cost_backfilled,
         cost_idled=tenant.cost_idled,
-        guarantee_behind_ms=(now_ns - tenant.guarantee_tag_ns) / NS_PER_MS if tenant.guaranteed_units else 0.0,
+        guarantee_behind_ms=legs.guarantees.behind_ms(tenant, now_ns),
         users=len(tenant.users_known),
     )
 

@@ -151,7 +151,7 @@ class Tenant(FairChild):
         "cost_idled",
         "forgotten",
         "granted",
-        "guarantee_tag_ns",
+        "guarantee_tag",
         "guarantee_takes",
         "guarantee_waits",
         "guaranteed_units",
@@ -195,7 +195,8 @@ class Tenant(FairChild):
         self.cost_idled = 0.0
         """Charged for workers and room that it left idle; on the clock, and in neither ``cost_got`` nor due."""
         self.guaranteed_units = 0
-        self.guarantee_tag_ns = 0.0
+        self.guarantee_tag = 0.0
+        """Reading of the pool's work clock up to which what it got has paid its guarantee."""
         self.guarantee_waits = False
         """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
         self.tells_first_token = False

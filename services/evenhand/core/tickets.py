@@ -33,7 +33,8 @@ class OpenTicket:
         "decision",
         "expires_at_ns",
         "first_token_at_ns",
-        "guarantee_rate",
+        "guarantee_moved",
+        "guarantee_share",
         "has_left_band",
         "kv_blocks",
         "map_cached_blocks",
@@ -59,8 +60,10 @@ class OpenTicket:
         """Its tenant has changed its band since: the clock that it was charged on there is no more, whether or
         not the tenant has come back."""
         self.decision: Decision | None = None
-        self.guarantee_rate = 0.0
-        """Rate by which it moved its tenant's guarantee tag; 0: it did not."""
+        self.guarantee_share = 0.0
+        """The part of R by which its cost moves its tenant's guarantee tag; 0: it does not."""
+        self.guarantee_moved = 0.0
+        """How far it has moved that tag."""
         self.prefill_start_ns = 0
         self.prefill_end_ns = 0
         """When its prefill is done, as modelled or told."""

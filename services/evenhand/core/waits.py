@@ -20,7 +20,7 @@ def pool_worst_wait(legs: Legs, now_ns: int) -> WorstWait:
     bands = tuple(_siblings(legs, band, under) for _, _, band in legs.fair.pool.in_order())
     burst_s = legs.config.guarantee_burst_ms / 1000.0
     guaranteed = [t for t in legs.outstanding.tenants.values() if t.guaranteed_units]
-    share = min(sum(legs.guarantees.rate_per_s(t) for t in guaranteed) / rate, 1.0) if rate > 0.0 else 0.0
+    share = min(sum(legs.guarantees.share(t) for t in guaranteed), 1.0)
     return worst_wait(
         bands,
         legs.fair.window_of_bands(rate),

@@ -152,6 +152,21 @@ def test_idle_time_does_not_lower_the_cost_rate() -> None:
     assert rate.per_s == pytest.approx(5_000.0, rel=0.06)
 
 
+def test_busy_time_decays_while_it_passes_in_one_step_or_in_many() -> None:
+    once, often = CostRate(1_000.0), CostRate(1_000.0)
+    for rate in (once, often):
+        rate.busy_from(0)
+    for second in range(1, 600):
+        often.add(0.0, second * S)
+    for rate in (once, often):
+        rate.add(5_000.0, 600 * S)
+    assert once.per_s == pytest.approx(often.per_s)
+    for rate in (once, often):
+        for second in range(601, 631):
+            rate.add(5_000.0, second * S)
+    assert once.per_s == pytest.approx(5_000.0, rel=0.1), "a long leg is forgotten as soon as many short ones"
+
+
 def test_the_retry_time_is_the_gap_between_grants_within_bounds() -> None:
     rate = ServiceRate()
     assert rate.retry_after_ms(700) == 700

@@ -168,7 +168,8 @@ class Rate:
         if self._at_ns is not None and now_ns > self._at_ns:
             elapsed_s = (now_ns - self._at_ns) / 1e9
             kept = math.exp(-elapsed_s / COST_RATE_MEMORY_S)
-            self._cost, self._busy_s = self._cost * kept, self._busy_s * kept + elapsed_s
+            self._cost *= kept
+            self._busy_s = self._busy_s * kept + COST_RATE_MEMORY_S * (1.0 - kept)
         self._at_ns = now_ns if left else None
         self._cost += cost
         self.most_per_s = max(self.most_per_s, self._cost / self._busy_s)
