@@ -151,7 +151,7 @@ class CostRate:
     cost: float
     busy_s: float = 1.0
     leg_cost: float = 0.0
-    """Mean cost of a leg, the latest weighing most; 0 until one has ended."""
+    """Mean cost of a leg, the latest weighing most; until one has ended, the charge of the first dispatch."""
     settled_at_ns: int | None = None
     """Up to when busy time is counted; None while the pool is idle."""
 
@@ -163,6 +163,11 @@ class CostRate:
         """The last ticket closed."""
         self._advance(now_ns)
         self.settled_at_ns = None
+
+    def dispatched(self, charge: float) -> None:
+        """A leg was dispatched: until the first has ended, its charge is all that is known of what legs cost."""
+        if self.leg_cost == 0.0:
+            self.leg_cost = charge
 
     def add(self, cost: float, now_ns: int) -> None:
         """Count what a leg attained."""

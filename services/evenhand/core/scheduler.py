@@ -239,7 +239,9 @@ class PoolScheduler:
             if choice is None:
                 break
             placement.begin()
-            effects.append(self._legs.open(choice, now_ns))
+            granted = self._legs.open(choice, now_ns)
+            effects.append(granted)
+            self._legs.cost_rate.dispatched(granted.ticket.charge)
             self._requests.queued_total -= 1
         self._legs.fair.stirred = self._legs.rooms.stirred = False
         next_due_ns = self._legs.guarantees.next_due_ns(now_ns) if self._legs.rooms.open else None

@@ -199,8 +199,10 @@ class Tenant(FairChild):
         """Reading of the pool's work clock up to which what it got has paid its guarantee."""
         self.guarantee_waits = False
         """Stands in the order of guarantees: it has one, and is in A. Written by ``Guarantees`` alone."""
-        self.tells_first_token = False
-        """Its clients tell when a leg's first token is there, as far as the last leg showed."""
+        self.tells_first_token: bool | None = None
+        """Its clients tell when a leg's first token is there, as far as the last leg showed; None: none has yet.
+        Then it is taken for granted: an unlearned rate is the worse guess, and what is awaited in vain counts for
+        a bounded time."""
         self.guarantee_takes = False
         """Its guarantee is due, and a place is looked for outside the order. Set by ``Placement`` meanwhile."""
         self.charge_max = 0.0

@@ -5,8 +5,9 @@ up on one worker. Prefill is given back sooner, at the first token. Where client
 known: the uncached tokens of the tickets *awaited*, those without a first token. One that is silent far longer
 than its prefill can take (``PREFILL_OVERDUE_FACTOR``) counts no more.
 
-The tickets of tenants that do not tell are modelled as one queue served at the worker's learned rate: each gets a
-stretch of time ``[start, end)`` behind those before it; what lies ahead of now is pending.
+The tickets of tenants that have shown that they do not tell are modelled as one queue served at the worker's
+learned rate: each gets a stretch of time ``[start, end)`` behind those before it; what lies ahead of now is
+pending.
 
 ::
 
@@ -158,7 +159,7 @@ class Worker:
     def reserve(self, ticket: "OpenTicket", uncached_tokens: int, now_ns: int) -> None:
         """Take a slot, KV blocks and prefill room for a ticket."""
         rate = self.prefill_rate_tokens_per_s
-        if uncached_tokens and ticket.user.tenant.tells_first_token:
+        if uncached_tokens and ticket.user.tenant.tells_first_token is not False:
             ahead_ns = (self.prefill_pending_tokens(now_ns) + uncached_tokens) / rate * NS_PER_S
             ticket.prefill_start_ns, ticket.prefill_end_ns = now_ns, now_ns + round(ahead_ns)
             overdue_ns = round(PREFILL_OVERDUE_FACTOR * ahead_ns) + PREFILL_OVERDUE_MS * NS_PER_MS
@@ -200,9 +201,15 @@ class Worker:
         ticket.prefill_end_ns = min(ticket.prefill_end_ns, now_ns)
 
     def give_up_overdue(self, now_ns: int) -> None:
-        """Await the first tokens no more that are not told in any time that their prefill can take."""
+        """Await the first tokens no more that are not told in any time that their prefill can take.
+
+        A tenant that has told none so far is taken to tell none.
+        """
         for ticket in [each for each in self.awaited.values() if each.prefill_overdue_ns <= now_ns]:
             self.prefilled(ticket, now_ns)
+            tenant = ticket.user.tenant
+            if tenant.tells_first_token is None:
+                tenant.tells_first_token = False
 
     def prefill_room_at_ns(self, prefill_pending_max_tokens: int) -> int:
         """When time alone next makes prefill room of a worker that has none, or may: look again then."""

@@ -176,6 +176,14 @@ def test_the_retry_time_is_the_gap_between_grants_within_bounds() -> None:
     assert rate.retry_after_ms(700, places=1_000) == 60_000
 
 
+def test_before_any_leg_has_ended_a_backlog_is_reckoned_by_the_first_charge() -> None:
+    rate = CostRate(10_000.0)
+    assert rate.backlog_ns(4) == 0
+    rate.dispatched(500.0)
+    rate.dispatched(9_000.0)
+    assert rate.backlog_ns(4) == 200_000_000
+
+
 def test_the_cost_rate_stays_above_zero_however_long_nothing_ends() -> None:
     rate = CostRate(10_000.0)
     rate.busy_from(0)

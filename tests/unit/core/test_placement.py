@@ -129,6 +129,7 @@ def test_prefill_room_admits_the_request_that_crosses_it_and_no_more() -> None:
     world = World(steady(prefill_pending_max_tokens=2_048, prefill_rate_default_tokens_per_s=8_000.0))
     world.tenants("a")
     world.workers("w1", slots=64)
+    world.settle(ticket(world.submit("a", prompt=1)))  # no first token was told: prefill is modelled
     assert tickets(world.submit("a", prompt=2_000))
     assert tickets(world.submit("a", prompt=9_000))
     assert not tickets(world.submit("a", prompt=10))
@@ -220,6 +221,18 @@ def test_nobody_waits_for_a_warm_worker_longer_than_the_pool_works_on_its_backlo
     backlog_ms = 1_045 / status.cost_rate_per_s * 1_000
     assert not tickets(world.tick(backlog_ms - 2))
     assert ticket(world.tick(4)).worker_id == "w2"
+
+
+def test_what_waits_is_a_backlog_before_any_leg_has_ended() -> None:
+    world = World(steady(cold_wait_backlog_factor=1.0, prefill_pending_max_tokens=1_000))
+    world.tenants("a")
+    world.workers("w1", "w2")
+    prefix = chain(1, 64)
+    first = ticket(world.submit("a", prefix))
+    assert not tickets(world.submit("a", prefix)), "its prefix is being computed at the other worker"
+    backlog_ms = first.charge / world.scheduler.status(world.now_ns).cost_rate_per_s * 1_000
+    assert not tickets(world.tick(backlog_ms - 2))
+    assert ticket(world.tick(4)).worker_id != first.worker_id
 
 
 def test_a_tenant_whose_requests_come_to_their_warm_worker_in_time_has_another_one_warmed() -> None:

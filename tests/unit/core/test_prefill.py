@@ -78,6 +78,30 @@ def test_of_a_tenant_that_never_tells_prefill_is_modelled(world: World) -> None:
     assert len(tickets(world.tick(2_000 / rate * 1_000))) == 1
 
 
+def test_a_tenant_that_has_shown_nothing_is_taken_to_tell(world: World) -> None:
+    running = [ticket(world.submit("a", prompt=1_500)) for _ in range(2)]
+    assert not tickets(world.submit("a", prompt=1_500, request_id="waits"))
+    assert not tickets(world.tick(3_000 / RATE * 1_000)), "modelled, their prefill would be over"
+    assert ticket(told(world, running[0])).request_id == "waits"
+
+
+def test_a_tenant_that_lets_its_first_legs_run_overdue_is_modelled_from_then_on(world: World) -> None:
+    ticket(world.submit("a", prompt=4_000))
+    assert not tickets(world.submit("a", prompt=4_000))
+    assert len(tickets(world.tick(PREFILL_OVERDUE_FACTOR * 4_000 / RATE * 1_000 + PREFILL_OVERDUE_MS + 1))) == 1
+    assert not tickets(world.submit("a", prompt=100))
+    assert len(tickets(world.tick(2_000 / RATE * 1_000))) == 1
+
+
+def test_one_that_tells_is_awaited_even_after_a_first_token_was_overdue(world: World) -> None:
+    answered(world, 125.0)
+    ticket(world.submit("a", prompt=4_000))
+    world.tick(10_000)
+    ticket(world.submit("a", prompt=4_000))
+    assert not tickets(world.submit("a", prompt=100))
+    assert not tickets(world.tick(2_000))
+
+
 def test_single_wild_times_to_first_token_do_not_move_the_rate(world: World) -> None:
     for _ in range(9):
         answered(world, 270.0)

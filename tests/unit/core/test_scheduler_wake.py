@@ -3,7 +3,7 @@
 import heapq
 
 import pytest
-from tests.unit.core.scheduler_world import MS, World, chain, config, ended, tickets
+from tests.unit.core.scheduler_world import MS, World, chain, config, ended, ticket, tickets
 
 from evenhand.core.facts import Ticket
 from evenhand.core.steps import Effect, Refused, Tick, WakeAt
@@ -41,10 +41,11 @@ def test_prefill_room_that_drains_by_itself_is_used_without_a_tick(prompt: int) 
     world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9))
     world.tenants("a")
     world.workers("w1", slots=64)
+    world.settle(ticket(world.submit("a", prompt=1)))  # no first token was told: prefill is modelled
     for n in range(30):
         world.submit("a", chain(n, 2), prompt=prompt)
     out = run_by_wakes(world, leg_ms=60_000.0, until_ms=20_000)
-    assert len(tickets(out)) == 30
+    assert len(tickets(out)) == 1 + 30
     # The model serves 8,000 tokens a second; the last is admitted before the pool has been idle for long.
     granted_at = max(each.granted_at_ns for each in tickets(out)) / MS
     assert granted_at <= 30 * prompt / 8.0
