@@ -4,8 +4,8 @@ The oracle sees inputs and effects, and of the scheduler's inside only clocks, r
 waits and the kept worker. It works out for itself who is in A, F_i as a set of workers, every clock, lo_w, the
 window, who may run where, what room is taken, what each leg costs and what each tenant has outstanding. The
 properties are those of ``docs/fairness.md``. ``standing`` knows who stands where; clocks and the bounds among
-siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, who is held up ``held_up``'s, what of
-the scheduler's inside is compared ``scheduler_check``'s, and who may be idle ``idleness``'s.
+siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, who is held up ``held_up``'s, what
+of the scheduler's inside is compared ``scheduler_check``'s, and who may be idle ``idleness``'s.
 
 The shell around it must send ``Tick`` whenever the scheduler has asked to be woken, before any other input: then
 what an input brings about and what time brings about are never in one step.

@@ -13,11 +13,12 @@ and order; it looks at no room and no request.
 """
 
 import math
+from itertools import islice
 
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import BANDS_MAX, FairTree, path_v
-from evenhand.core.held_up import HELD_UP_USERS_MAX, HeldUp
+from evenhand.core.held_up import HELD_UP_MAX, HELD_UP_USERS_MAX, HeldUp
 from evenhand.core.ids import TenantId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.tenant import Band, Tenant, User
@@ -102,8 +103,12 @@ class Fronts:
         self.add_users(tenant, worker, front.users)
         return front
 
-    def beside(self, worker: Worker, held_up: HeldUp) -> Front | None:
-        """As ``of``, without those that are held up; None: none is left, or known to be."""
+    def beside(self, worker: Worker, held_up: HeldUp, seen: Front | None, is_tight: bool) -> Front | None:
+        """As ``of``, without those that are held up; None: none is left, or known to be.
+
+        Nor those of a front that has been ``seen`` for all workers in vain, though the windows may lie about them;
+        nor, where only headroom is left (``is_tight``), those that may not use it.
+        """
         fair, rate, capacity_tokens = self._fair, self._cost_rate.per_s, worker.capacity_tokens
         front = Front()
         v_max = math.inf
@@ -114,20 +119,40 @@ class Fronts:
                 continue
             if v_max == math.inf:
                 v_max = v + fair.window_of_bands(rate)
-            self._tenants_beside(band, worker, held_up, front)
+            seen_band = seen.bands.get(band.node_id) if seen is not None else None
+            self._tenants_beside(band, worker, held_up, front, seen_band, is_tight)
         return front if front.users else None
 
-    def _tenants_beside(self, band: Band, worker: Worker, held_up: HeldUp, front: Front) -> None:
+    def _tenants_beside(
+        self,
+        band: Band,
+        worker: Worker,
+        held_up: HeldUp,
+        front: Front,
+        seen: BandFront | None,
+        is_tight: bool,
+    ) -> None:
         """Add the first K tenants of a band that are not held up, with v ≤ the least of them + T."""
         capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
-        for v, tenant_id, tenant in band.tenants.in_order():
+        per_weight = self._outstanding.per_weight(band)
+        for v, tenant_id, tenant in islice(band.tenants.in_order(), self._tenants_max + HELD_UP_MAX):
             if v > v_max or held_up.is_spent:
                 break
-            if tenant.reach_tokens > capacity_tokens or held_up.tenant(tenant):
+            if tenant.reach_tokens > capacity_tokens:
                 continue
+            is_seen = seen is not None and v <= seen.v_max and (seen.last is None or (v, tenant_id) < seen.last)
+            # Of one that was seen there is more to find only among users whose own most-behind is held up.
+            order = tenant.users.order
+            is_vain = is_seen and len(order) == 1
+            if is_tight and not is_vain and tenant.granted:
+                is_vain = tenant.outstanding >= tenant.weight * per_weight
             if v_max == math.inf:
+                if held_up.tenant(tenant):
+                    continue
                 v_max = v + self._fair.window_of_tenants(band, self._cost_rate.per_s)
                 front.bands[band.node_id] = BandFront(band, v_max, None)
+            if is_vain or (held_up.user(order[0][2]) if len(order) == 1 else held_up.tenant(tenant)):
+                continue
             if count == self._tenants_max:
                 front.bands[band.node_id].last = (v, tenant_id)
                 front.is_cut = True
@@ -138,9 +163,13 @@ class Fronts:
 
     def _users_beside(self, tenant: Tenant, worker: Worker, held_up: HeldUp, users: list[User]) -> None:
         """Add the first users of a tenant that are not held up, with v ≤ the least of them + T."""
+        order = tenant.users.order
+        if len(order) == 1:
+            users.append(order[0][2])
+            return
         window = self._fair.window_of_users(tenant, self._cost_rate.per_s)
         capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
-        for v, _, user in tenant.users.order[:HELD_UP_USERS_MAX]:
+        for v, _, user in order[:HELD_UP_USERS_MAX]:
             if v > v_max or held_up.is_spent or count == self._users_max:
                 return
             if user.reach_tokens > capacity_tokens or held_up.user(user):

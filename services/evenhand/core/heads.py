@@ -126,12 +126,16 @@ class Heads:
         best.blocks_min, best.blocks_max = blocks_min, blocks_max
         return best
 
+    def due_before_ns(self, now_ns: int) -> int:
+        """What was looked up by then, and not since, is older than it should be, if the map has changed."""
+        return now_ns - self._refresh_ns
+
     def refresh_due(self, users: Iterable[User], now_ns: int, left: int = REFRESHES_MAX) -> int:
         """Look up again the heads of those whose look-ups are older than they should be, a few at a time.
 
         At most ``left``; returns how many may be looked up still.
         """
-        map_version, due_before_ns = self.map_version, now_ns - self._refresh_ns
+        map_version, due_before_ns = self.map_version, self.due_before_ns(now_ns)
         if not self._refresh_ns:
             left = -1
         for user in users:

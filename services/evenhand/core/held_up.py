@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from evenhand.core.fair_queue import FairQueue
 from evenhand.core.heads import REFRESHES_MAX, Heads
+from evenhand.core.ids import WorkerId
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Band, Tenant, User
 from evenhand.core.worker import Worker
@@ -29,26 +30,46 @@ HELD_UP_USERS_MAX = 16
 
 
 class HeldUp:
-    """``runs_at``: may something of a user be dispatched to an open worker now, headroom aside?
+    """``runs_at``: may something of a user be dispatched to an open worker now, headroom aside? ``waits``: told of
+    users found to wait for a warmer worker, and until when.
 
-    Nobody runs at the ``kept`` worker: it is kept for one that fits nowhere.
+    Nobody runs at the ``kept`` worker: it is kept for one that fits nowhere. ``this_pass`` is that of the last
+    pass over the open workers, which have not changed since.
     """
 
-    __slots__ = ("_heads", "_left", "_now_ns", "_open", "_refreshes_left", "_runs_at", "_tenants", "_users",
+    __slots__ = ("_due_before_ns", "_free_most", "_heads", "_left", "_now_ns", "_open", "_open_mask", "_pass",
+                 "_refreshes_left", "_roomiest", "_runs_at", "_tenants", "_users", "_waits",
                  "is_spent")  # fmt: skip
 
     def __init__(
-        self, rooms: Rooms, heads: Heads, runs_at: Callable[[User, Worker], bool], kept: Worker | None, now_ns: int
+        self,
+        rooms: Rooms,
+        heads: Heads,
+        runs_at: Callable[[User, Worker], bool],
+        waits: Callable[[User, int], None],
+        kept: Worker | None,
+        this_pass: int,
+        now_ns: int,
     ) -> None:
         self._heads = heads
         self._runs_at = runs_at
+        self._waits = waits
+        self._pass = this_pass
         self._now_ns = now_ns
         self._left = HELD_UP_MAX
         self._refreshes_left = REFRESHES_MAX
-        open_workers = [worker for worker in rooms.open.values() if worker is not kept]
-        open_workers.sort(key=lambda worker: worker.kv_reserved_blocks - worker.spec.kv_blocks)
-        self._open = {worker.spec.worker_id: worker for worker in open_workers}
-        """The one with the most free KV first."""
+        self._due_before_ns = heads.due_before_ns(now_ns)
+        self._open: dict[WorkerId, Worker] = {}
+        self._open_mask = 0
+        self._free_most = 0
+        self._roomiest: Worker | None = None
+        for worker_id, worker in rooms.open.items():
+            if worker is not kept:
+                self._open[worker_id] = worker
+                self._open_mask |= worker.mark
+                free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
+                if free_blocks > self._free_most:
+                    self._free_most, self._roomiest = free_blocks, worker
         self._users: dict[User, bool] = {}
         self._tenants: dict[Tenant, bool] = {}
         self.is_spent = False
@@ -67,11 +88,11 @@ class HeldUp:
 
     def tenant(self, tenant: Tenant) -> bool:
         """Are all its users in A held up?"""
+        order = tenant.users.order
+        if len(order) == 1:
+            return self.user(order[0][2])
         known = self._tenants.get(tenant)
         if known is None:
-            order = tenant.users.order
-            if len(order) == 1:
-                return self.user(order[0][2])
             known = all(self.user(user) for _, _, user in order[:HELD_UP_USERS_MAX])
             if not self.is_spent:
                 self._tenants[tenant] = known
@@ -86,22 +107,41 @@ class HeldUp:
         return any(self.user(band.tenants.order[0][2].users.order[0][2]) for _, _, band in pool.in_order())
 
     def _runs_somewhere(self, user: User) -> bool:
-        runs_at, open_workers = self._runs_at, self._open
-        if self._refreshes_left:
-            self._refreshes_left = self._heads.refresh_due((user,), self._now_ns, self._refreshes_left)
-        if user.cold is None:
-            for worker in open_workers.values():
-                self._heads.know(user, worker)
-                break
-        if user.cold is None or not user.cold.uniform:
-            return any(runs_at(user, worker) for worker in open_workers.values())
-        # All that hold no part of any head are alike to it but for their room: the roomiest stands for them.
-        warm = user.warm_workers
+        roomiest = self._roomiest
+        if roomiest is None:
+            return False
+        heads = self._heads
+        if user.matched_at_ns <= self._due_before_ns and self._refreshes_left:
+            self._refreshes_left = heads.refresh_due((user,), self._now_ns, self._refreshes_left)
+        cold = user.cold
+        if cold is None:
+            heads.know(user, roomiest)
+            cold = user.cold
+            assert cold is not None, "a user in A has heads"
+        if not cold.uniform:
+            return any(self._runs_at(user, worker) for worker in self._open.values())
+        warm_mask = user.warm_mask
+        if cold.plain:
+            if cold.blocks <= self._free_most and not warm_mask & roomiest.mark:
+                return True
+        elif not warm_mask & self._open_mask and cold.waits_until_ns > self._now_ns:
+            if cold.declined_pass != self._pass and cold.is_declined():
+                cold.declined_pass = self._pass
+            if cold.declined_pass == self._pass:
+                self._waits(user, cold.waits_until_ns)
+                return False
+        return self._runs_if_uniform(user)
+
+    def _runs_if_uniform(self, user: User) -> bool:
+        """All that hold no part of any head are alike to it but for their room: the roomiest stands for them."""
+        runs_at, open_workers, warm = self._runs_at, self._open, user.warm_workers
         for worker_id in warm:
             held = open_workers.get(worker_id)
             if held is not None and runs_at(user, held):
                 return True
+        roomiest, free_most = None, 0
         for worker_id, worker in open_workers.items():
-            if worker_id not in warm:
-                return runs_at(user, worker)
-        return False
+            free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
+            if free_blocks > free_most and worker_id not in warm:
+                roomiest, free_most = worker, free_blocks
+        return roomiest is not None and runs_at(user, roomiest)

@@ -71,6 +71,10 @@ class Placement:
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
         self._pass = 0
         """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
+        self._seen: Front | None = None
+        """The front that the last look found for all workers alike; None: it found none, or not one for all."""
+        self._seen_tight = True
+        """The last look met no worker with more than headroom left, but for one that is kept."""
         self.cold_wait_at_ns = NEVER_NS
         """When the first declined pair may be taken that the looks since the last ``begin`` found to wait."""
         self._waiting: dict[User, None] = {}
@@ -132,7 +136,7 @@ class Placement:
     def _front(self, worker: Worker, now_ns: int, only: Tenant | None, held_up: HeldUp | None) -> Front | None:
         """The candidates of a worker, their look-ups not older than allowed; None: there are none."""
         if held_up is not None:
-            front = self.fronts.beside(worker, held_up)
+            front = self.fronts.beside(worker, held_up, None, False)
         else:
             front = self.fronts.of(worker) if only is None else self.fronts.of_tenant(only, worker)
         if front is not None:
@@ -161,12 +165,18 @@ class Placement:
         def runs_at(user: User, worker: Worker) -> bool:
             return self._runs_at(user, worker, now_ns)
 
-        kept = self.keeping.kept
-        held_up = HeldUp(self._rooms, self.heads, runs_at, kept.worker if kept is not None else None, now_ns)
-        fair = self._fair
-        if fair.all_universal and not held_up.is_first_held_up(fair.pool):
-            return None
-        choice = self._best(now_ns, None, held_up)
+        kept = self.keeping.kept.worker if self.keeping.kept is not None else None
+        held_up = HeldUp(self._rooms, self.heads, runs_at, self._note_waiting, kept, self._pass, now_ns)
+        fair, front = self._fair, None
+        if fair.all_universal:
+            if not held_up.is_first_held_up(fair.pool):
+                return None
+            worker = next(iter(self._rooms.open.values()))
+            front = self.fronts.beside(worker, held_up, self._seen, self._seen_tight)
+            if front is None:
+                return None
+            self.heads.refresh_due(front.users, now_ns)
+        choice = self._best(now_ns, None, held_up, front)
         if choice is not None:
             user, worker, fronts = choice.user, choice.worker, self.fronts
             choice.backfilled = not (fronts.is_inside(user, worker) and fronts.is_user_inside(user, worker))
@@ -192,10 +202,16 @@ class Placement:
             return False
         return True
 
-    def _best(self, now_ns: int, only: Tenant | None = None, held_up: HeldUp | None = None) -> Choice | None:
+    def _best(
+        self,
+        now_ns: int,
+        only: Tenant | None = None,
+        held_up: HeldUp | None = None,
+        shared: Front | None = None,
+    ) -> Choice | None:
         """The best pair that is not declined; if every pair is, the best of the most-behind user.
 
-        With ``held_up``, of those that are not.
+        With ``held_up``, of those that are not; with ``shared``, of a front for all workers.
         """
         best: Choice | None = None
         views: list[View] = []
@@ -204,19 +220,22 @@ class Placement:
         config, fair, divisor = self._config, self._fair, self._config.headroom_divisor
         kept_worker = self.keeping.kept.worker if self.keeping.kept is not None else None
         all_universal = fair.all_universal
-        shared: Front | None = None
-        waiting: Waiting | None = None
+        waiting = Waiting(shared, self._pass, now_ns) if shared is not None else None
+        self._seen, self._seen_tight = None, True
         for worker in self._rooms.open.values():
             if shared is None or not all_universal:
                 shared = self._front(worker, now_ns, only, held_up)
                 if shared is None:
                     continue
                 waiting = Waiting(shared, self._pass, now_ns) if all_universal else None
+                self._seen = shared if all_universal else None
             spec = worker.spec
             free_blocks = spec.kv_blocks - worker.kv_reserved_blocks
             common_blocks = free_blocks - spec.kv_blocks // divisor
             tight = common_blocks <= 0 or len(worker.tickets) >= spec.slots - spec.slots // divisor
             is_cold_only = False
+            if not tight and worker is not kept_worker:
+                self._seen_tight = False
             if waiting is None or worker is kept_worker:
                 users = looked = self._candidates(worker, shared, tight, now_ns)
             else:
