@@ -14,6 +14,7 @@ from fractions import Fraction
 from evenhand.core.cache_map import CacheMap
 from evenhand.core.facts import (
     LegOutcome,
+    OutputEstimatorKind,
     RateLimits,
     RefusalReason,
     Request,
@@ -164,6 +165,7 @@ class LimitsRun:
             worker_stale_after_ms=10**9,
             worker_lost_after_ms=10**9,
             legs_max=2,
+            output_estimator=OutputEstimatorKind.ZERO,  # what is taken is what the client says
         )
         self.spec = TenantSpec(TENANT, queue_length_max=6)
         self.scheduler = PoolScheduler(self.config, Presence(CacheMap()), self.term)

@@ -12,8 +12,8 @@ is free, at most the cold wait. So::
 
 What the sum takes for granted: R stays what it is (it is what the pool delivers while siblings wait for warmer
 workers too); nobody else comes (each newcomer adds its own term); charges and wrong estimates are no larger than
-those seen so far and those open now; legs end within their output limit (who renews a ticket for ever is bounded
-by ``concurrency_max`` alone).
+those seen so far and those open now; legs end within their output limit (who renews a ticket without end is
+bounded by ``leg_ms_max`` and ``concurrency_max`` alone).
 
 Pure: plain numbers in, milliseconds out.
 """

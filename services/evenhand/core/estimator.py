@@ -25,6 +25,9 @@ MAX_KEPT = 15 / 16
 LATEST_KEPT_MAX = 32
 """Latest output lengths of a tenant of which the 75th percentile is taken."""
 
+OWN_WORD_LEAST = 1 / 2
+"""Of a tenant's learned estimate: a client's own estimate counts as at least that."""
+
 COST_RATE_MEMORY_S = 10.0
 """Busy seconds after which the pool's cost rate has forgotten two thirds of the past."""
 
@@ -75,6 +78,10 @@ class Latest:
 class OutputEstimator:
     """Expected output tokens of a request: the client's own word, else what the kind says of its tenant's past.
 
+    The client's word is not believed below ``OWN_WORD_LEAST`` of what the kind would say, once its tenant has
+    finished something. Room is reserved and a charge is made by it, so a word far too low would be room and a turn
+    that were not paid for until the truth is told.
+
     Never above the request's own limit and never below one token, whatever the kind: an answer has at least one,
     and room is reserved for it. With ZERO that token is all that is booked ahead; the rest follows as usage tells
     it. With any other kind, a tenant that has finished nothing is estimated by the default.
@@ -92,11 +99,14 @@ class OutputEstimator:
 
     def estimate(self, request: Request) -> int:
         """Tokens, between 1 and ``output_tokens_max``."""
-        expected: float | None = request.output_tokens_expected
-        if expected is None:
-            expected = self._tokens.get(request.tenant_id, self._default_tokens)
-            if self._kind is OutputEstimatorKind.ZERO:
-                expected = 0.0
+        own_word, learned = request.output_tokens_expected, self._tokens.get(request.tenant_id)
+        expected: float
+        if own_word is not None:
+            expected = max(own_word, OWN_WORD_LEAST * (learned or 0.0))
+        elif self._kind is OutputEstimatorKind.ZERO:
+            expected = 0.0
+        else:
+            expected = learned if learned is not None else self._default_tokens
         return max(1, min(math.ceil(expected), request.output_tokens_max))
 
     def learn(self, tenant_id: TenantId, output_tokens: int) -> None:

@@ -395,6 +395,9 @@ class SchedulerConfig:
     guaranteed_share_sum_max: float = 0.9
     """Guaranteed shares that sum to more than this part of R are scaled down to it."""
     ticket_ttl_ms: int = 30_000
+    """A ticket that is not renewed for so long ends."""
+    leg_ms_max: int = 3_600_000
+    """Renewals prolong a leg up to so long after its grant; it keeps a place on a worker meanwhile."""
     ticket_confirm_ms: int = 4_000
     """An open ticket of an earlier term ends so long after the take-over unless its holder is heard of: it may
     have been settled since the checkpoint, and would hold a place that nobody uses."""

@@ -98,7 +98,8 @@ class Legs:
             backfilled=choice.backfilled,
         )
         kv_blocks = self.placement.fitting.kv_blocks(queued, worker, cached_tokens)
-        held = OpenTicket(ticket, queued, kv_blocks, now_ns + self.config.ticket_ttl_ms * NS_PER_MS)
+        ttl_ns, leg_ns_max = self.config.ticket_ttl_ms * NS_PER_MS, self.config.leg_ms_max * NS_PER_MS
+        held = OpenTicket(ticket, queued, kv_blocks, now_ns + ttl_ns, now_ns + leg_ns_max)
         held.decision = decision
         tenant.charge_max = max(tenant.charge_max, charge / tenant.weight)
         self.guarantees.charge(tenant, held)
@@ -208,7 +209,8 @@ class Legs:
     ) -> OpenTicket:
         """Hold a ticket of an earlier term whose charge is on the clock already; its worker may join later.
 
-        The request's deadline went with the earlier term; ``Requests.lose_leg`` bounds its wait.
+        The request's deadline went with the earlier term; ``Requests.lose_leg`` bounds its wait. So did the time
+        of its grant: ``leg_ms_max`` counts from here.
         """
         request = Request(
             request_id=ticket.request_id,
@@ -224,7 +226,7 @@ class Legs:
         queued.leg = ticket.leg
         tenant = self.outstanding.tenants[ticket.tenant_id]
         queued.user = tenant.user(ticket.user)
-        held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns)
+        held = OpenTicket(ticket, queued, 0, now_ns + ttl_ns, now_ns + self.config.leg_ms_max * NS_PER_MS)
         held.booked = booked
         if ticket.band != tenant.band.node_id:
             held.has_left_band, held.band = True, self.fair.bands.get(ticket.band)

@@ -143,15 +143,15 @@ class Requests:
             self._legs.charge_idled(queued, queued.idled, now_ns, effects)
 
     def renew(self, renew: Renew, now_ns: int, effects: list[Effect]) -> None:
-        """Keep a ticket alive, and book what its leg has used beyond the charge."""
+        """Keep a ticket alive, within ``leg_ms_max``, and book what its leg has used beyond the charge."""
         held = self._legs.book.get(renew.ticket_id)
         if held is None:
             effects.append(TicketUnknown(renew.ticket_id, self._legs.book.outcome(renew.ticket_id)))
             return
-        held.expires_at_ns = now_ns + self._legs.config.ticket_ttl_ms * NS_PER_MS
+        held.renew(now_ns + self._legs.config.ticket_ttl_ms * NS_PER_MS)
         if renew.usage is not None:
             self._legs.use(held, renew.usage, now_ns)
-        effects.append(Renewed(renew.ticket_id, held.expires_at_ns))
+        effects.append(Renewed(renew.ticket_id, held.expires_at_ns, (held.expires_at_ns - now_ns) // NS_PER_MS))
 
     def settle(self, settle: Settle, now_ns: int, effects: list[Effect]) -> None:
         """End a ticket with the truth, or give its request another leg."""
@@ -195,7 +195,7 @@ class Requests:
         ticket = adopted.ticket
         held = self._legs.book.get(ticket.ticket_id)
         if held is not None:
-            held.expires_at_ns = now_ns + self._legs.config.ticket_ttl_ms * NS_PER_MS
+            held.renew(now_ns + self._legs.config.ticket_ttl_ms * NS_PER_MS)
         else:
             outcome = self._legs.book.outcome(ticket.ticket_id)
             tenant = self._legs.outstanding.tenants.get(ticket.tenant_id)
@@ -216,7 +216,7 @@ class Requests:
             if worker is not None and worker.spec.epoch > ticket.epoch:
                 self.lose_leg(held, now_ns, effects)
                 return
-        effects.append(Renewed(ticket.ticket_id, held.expires_at_ns))
+        effects.append(Renewed(ticket.ticket_id, held.expires_at_ns, (held.expires_at_ns - now_ns) // NS_PER_MS))
 
     def _supersede(self, tenant: Tenant, held: OpenTicket, now_ns: int, effects: list[Effect]) -> None:
         """End a leg that nobody holds: the client has come back with a ticket of this leg or a later one.
@@ -232,7 +232,7 @@ class Requests:
 
     def lose_leg(self, held: OpenTicket, now_ns: int, effects: list[Effect]) -> None:
         """A leg's worker is lost: the request goes on with another leg while it may."""
-        ticket = held.ticket
+        ticket, deadline_ns = held.ticket, held.queued.request.deadline_ns
         tenant = self._legs.outstanding.tenants[ticket.tenant_id]
         reason: RefusalReason | None = None
         sentence = ""
@@ -242,13 +242,14 @@ class Requests:
             reason, sentence = RefusalReason.SHUTTING_DOWN, SHUTTING_DOWN
         elif ticket.leg >= self._legs.config.legs_max:
             reason, sentence = RefusalReason.NO_WORKER, f"The request lost its worker {ticket.leg} times."
+        elif deadline_ns is not None and deadline_ns <= now_ns:
+            reason, sentence = RefusalReason.DEADLINE, "The deadline had passed when the request lost its worker."
         self._legs.end(held, LegOutcome.WORKER_LOST, None, now_ns, reason is None, effects)
         if reason is not None:
             self.refuse(ticket.tenant_id, ticket.request_id, reason, sentence, effects)
             self.drop_if_done(tenant)
             return
         self.queued_total += 1
-        deadline_ns = held.queued.request.deadline_ns
         if deadline_ns is None and held.queued.is_taken_over:
             deadline_ns = now_ns + self._legs.config.taken_over_wait_max_ms * NS_PER_MS
         if deadline_ns is not None:

@@ -64,6 +64,7 @@ SETTING_BOUNDS: Final = {
     "guarantee_burst_ms": Bounds(0.0, float(HOUR_MS)),
     "guaranteed_share_sum_max": Bounds(0.0, 0.99),
     "ticket_ttl_ms": Bounds(3, WHOLE_MAX),
+    "leg_ms_max": Bounds(1, WHOLE_MAX),
     "ticket_confirm_ms": Bounds(1, WHOLE_MAX),
     "taken_over_wait_max_ms": Bounds(1, WHOLE_MAX),
     "worker_stale_after_ms": Bounds(1, WHOLE_MAX),

@@ -173,6 +173,8 @@ class Refused:
 class Renewed:
     ticket_id: TicketId
     expires_at_ns: int
+    ttl_ms: int
+    """How much longer it lives, in whole milliseconds: less than a ticket's time where its leg may not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
        │
        ├─ settle ───────▶ SETTLED       pays what the engine's usage says; unknown usage keeps the charge
        ├─ cancel ───────▶ CANCELLED     the same: what was produced is paid for
-       ├─ ttl runs out ─▶ EXPIRED       keeps at least its charge
+       ├─ ttl runs out ─▶ EXPIRED       keeps at least its charge; renewals prolong a leg to ``leg_ms_max``
        └─ worker lost ──▶ WORKER_LOST   pays nothing; the request goes back to its queue
 
 A ticket leaves the book exactly once; its outcome is remembered, bounded in number, so that a second settle is
@@ -44,14 +44,19 @@ class OpenTicket:
         "prefill_pending_tokens",
         "prefill_start_ns",
         "queued",
+        "renewable_until_ns",
         "ticket",
     )
 
-    def __init__(self, ticket: Ticket, queued: Queued, kv_blocks: int, expires_at_ns: int) -> None:
+    def __init__(
+        self, ticket: Ticket, queued: Queued, kv_blocks: int, expires_at_ns: int, renewable_until_ns: int
+    ) -> None:
         self.ticket = ticket
         self.queued = queued
         self.kv_blocks = kv_blocks
         self.expires_at_ns = expires_at_ns
+        self.renewable_until_ns = renewable_until_ns
+        """Renewals prolong it up to here."""
         self.booked = ticket.charge
         """Cost on the tenant's clock for this leg so far: the charge and what usage added."""
         self.band: Band | None = None
@@ -84,6 +89,10 @@ class OpenTicket:
         """Whose leg it is."""
         assert self.queued.user is not None, "a leg is of a user"
         return self.queued.user
+
+    def renew(self, expires_at_ns: int) -> None:
+        """Let it live until then, as far as renewals may prolong it; never shorter than it would."""
+        self.expires_at_ns = max(self.expires_at_ns, min(expires_at_ns, self.renewable_until_ns))
 
     def cost_of(self, usage: Usage, cost: CostWeights) -> float:
         return cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)

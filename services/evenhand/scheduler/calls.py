@@ -126,7 +126,7 @@ class Calls:
         if isinstance(result, Renewed):
             if listener is not None:
                 self._actor.listen(ticket, token, listener)
-            return pb.RenewResponse(state=pb.TICKET_STATE_OPEN, ttl_ms=self.ticket_ttl_ms)
+            return pb.RenewResponse(state=pb.TICKET_STATE_OPEN, ttl_ms=result.ttl_ms)
         if result is None:
             raise CallRefused(self._actor.not_the_owner())
         if result.already is None:

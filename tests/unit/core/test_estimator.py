@@ -24,10 +24,32 @@ def request(limit: int, expected: int | None = None) -> Request:
 
 def test_the_clients_own_estimate_wins_within_the_limit() -> None:
     estimator = OutputEstimator(256)
-    estimator.learn(A, 100)
     assert estimator.estimate(request(1_000, 30)) == 30
     assert estimator.estimate(request(20, 30)) == 20
     assert estimator.estimate(request(20, 0)) == 1
+    estimator.learn(A, 100)
+    assert estimator.estimate(request(1_000, 60)) == 60
+    assert estimator.estimate(request(1_000, 200)) == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_least"),
+    [
+        (OutputEstimatorKind.MEAN, 250),
+        (OutputEstimatorKind.P75, 250),
+        (OutputEstimatorKind.DECAYED_MAX, 250),
+        (OutputEstimatorKind.ZERO, 1),
+    ],
+)
+def test_the_clients_own_estimate_is_not_believed_far_below_what_its_tenant_produces(
+    kind: OutputEstimatorKind, at_least: int
+) -> None:
+    estimator = OutputEstimator(256, kind)
+    assert estimator.estimate(request(1_000, 1)) == 1, "nothing is known of its past"
+    estimator.learn(A, 500)
+    assert estimator.estimate(request(1_000, 1)) == at_least
+    assert estimator.estimate(request(1_000, 300)) == 300
+    assert estimator.estimate(request(100, 1)) == min(at_least, 100), "its limit holds all the same"
 
 
 def test_an_unknown_tenant_gets_the_default_within_the_limit() -> None:
@@ -59,10 +81,10 @@ def learned(kind: OutputEstimatorKind, *lengths: int) -> OutputEstimator:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_asks_the_client_first_and_stays_within_one_and_the_limit(kind: OutputEstimatorKind) -> None:
-    estimator = learned(kind, 100, 5_000)
+    estimator = learned(kind, 20, 40)
     assert estimator.estimate(request(1_000, 30)) == 30
     assert estimator.estimate(request(20, 30)) == 20
-    assert estimator.estimate(request(1_000, 0)) == 1
+    assert OutputEstimator(256, kind).estimate(request(1_000, 0)) == 1
     assert 1 <= estimator.estimate(request(7)) <= 7
     assert learned(kind, 0).estimate(request(7)) == 1
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.core.scheduler_world import BLOCK, World, chain, config, ended, refusal, ticket, tickets
+from tests.unit.core.scheduler_world import BLOCK, MS, World, chain, config, ended, refusal, ticket, tickets
 
-from evenhand.core.facts import LegOutcome, RefusalReason, Usage
+from evenhand.core.facts import LegOutcome, RefusalReason, Usage, WorkerLoad
 from evenhand.core.ids import Epoch, TenantId, TicketId, WorkerId
 from evenhand.core.kv import KeysRefuted
 from evenhand.core.steps import (
@@ -18,8 +18,10 @@ from evenhand.core.steps import (
     TenantForgotten,
     TicketAdopted,
     TicketUnknown,
+    WakeAt,
     WorkerDrained,
     WorkerGone,
+    WorkerHeard,
 )
 
 
@@ -150,11 +152,79 @@ def test_a_long_request_lives_as_long_as_its_owner_renews() -> None:
     world.tenants("a")
     world.workers("w1")
     granted = ticket(world.submit("a"))
-    for _ in range(360):
-        assert Renewed(granted.ticket_id, world.now_ns + 40_000 * 10**6) in world.step(
+    for _ in range(350):
+        assert Renewed(granted.ticket_id, world.now_ns + 40_000 * MS, 30_000) in world.step(
             Renew(granted.ticket_id), after_ms=10_000
         )
     assert ended(world.settle(granted))[0].outcome is LegOutcome.SETTLED
+
+
+def test_no_leg_lives_longer_than_it_may_however_often_it_is_renewed() -> None:
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, leg_ms_max=60_000))
+    world.tenants("a")
+    world.workers("w1")
+    granted = ticket(world.submit("a", prompt=100, output=50))
+    told = [world.step(Renew(granted.ticket_id), after_ms=20_000)[0] for _ in range(2)]
+    assert told == [
+        Renewed(granted.ticket_id, 50_000 * MS, 30_000),
+        Renewed(granted.ticket_id, 60_000 * MS, 20_000),
+    ]
+    assert world.step(Renew(granted.ticket_id, Usage(100, 0, 50)), after_ms=19_999)[0] == Renewed(
+        granted.ticket_id, 60_000 * MS, 1
+    )
+    (end,) = ended(world.tick(1))
+    assert (end.outcome, end.attained) == (LegOutcome.EXPIRED, 200.0)
+    assert is_clean(world)
+
+
+def test_a_ticket_taken_over_may_live_as_long_again(world: World) -> None:
+    world.now_ns = 50_000 * MS
+    granted = ticket(world.submit("a"))
+    heir = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, leg_ms_max=60_000), term=2)
+    heir.scheduler.restore(world.scheduler.checkpoint(world.now_ns), 0)
+    for after_ms, ttl_ms in ((0, 30_000), (29_000, 30_000), (29_000, 2_000)):
+        (renewed,) = [e for e in heir.step(Renew(granted.ticket_id), after_ms) if isinstance(e, Renewed)]
+        assert renewed == Renewed(granted.ticket_id, heir.now_ns + ttl_ms * MS, ttl_ms)
+
+
+def test_a_leg_that_may_live_less_than_its_ticket_is_not_cut_short_by_renewing() -> None:
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, leg_ms_max=10_000))
+    world.tenants("a")
+    world.workers("w1")
+    granted = ticket(world.submit("a"))
+    assert world.step(Renew(granted.ticket_id), after_ms=5_000)[0] == Renewed(
+        granted.ticket_id, 30_000 * MS, 25_000
+    )
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_leg_lost_past_its_deadline_has_no_other(is_silent: bool) -> None:
+    """Whoever waits is refused at its deadline; so is whoever would have to wait again past it."""
+    world = World()
+    world.tenants("a")
+    world.workers("w1", "w2")
+    lost = ticket(world.submit("a", deadline_ns=14_500 * MS))
+    heard = {"w1": "w2", "w2": "w1"}[lost.worker_id]
+    for _ in range(15):
+        world.step(WorkerHeard(WorkerId(heard), WorkerLoad(0, 0, 0.0, 0)), after_ms=1_000 if is_silent else 990)
+    if not is_silent:
+        world.step(WorkerGone(lost.worker_id, "gone"))
+    (end,) = ended(world.effects)
+    assert (end.outcome, end.request_continues) == (LegOutcome.WORKER_LOST, False)
+    assert refusal(world.effects).reason is RefusalReason.DEADLINE
+    assert is_clean(world)
+
+
+def test_no_wake_is_asked_for_in_the_past_where_a_leg_is_lost_past_its_deadline() -> None:
+    """Nobody else can take it up: it would wait, past its deadline."""
+    world = World()
+    world.tenants("a")
+    world.workers("w1", "w2", slots=1)
+    held = {each.worker_id: each for each in (ticket(world.submit("a", deadline_ns=100 * MS)) for _ in range(2))}
+    world.effects.clear()
+    world.step(WorkerGone(WorkerId("w1"), "gone"), after_ms=200)
+    assert [end.ticket for end in ended(world.effects)] == [held[WorkerId("w1")]]
+    assert all(effect.at_ns > world.now_ns for effect in world.effects if isinstance(effect, WakeAt))
 
 
 def test_usage_on_the_way_is_booked_upwards_only(world: World) -> None:

@@ -19,7 +19,7 @@ from evenhand.core.facts import (
     WorkerLoad,
 )
 from evenhand.core.ids import PoolId, TenantId, WorkerId
-from evenhand.core.steps import Granted, Refused, Settle, TenantChanged, TicketUnknown, WorkerHeard
+from evenhand.core.steps import Granted, Refused, Renew, Settle, TenantChanged, TicketUnknown, WorkerHeard
 
 LONG_MS = 10**9
 
@@ -178,6 +178,12 @@ def ticket_ttl_ms(value: int) -> Seen:
     return len(ended(world.tick(500)))
 
 
+def leg_ms_max(value: int) -> Seen:
+    world = pool("a", ticket_ttl_ms=400, leg_ms_max=value)
+    world.step(Renew(ticket(world.submit("a")).ticket_id), after_ms=300)
+    return len(ended(world.tick(300)))
+
+
 def ticket_confirm_ms(value: int) -> Seen:
     world = pool("a")
     world.submit("a")
@@ -307,6 +313,7 @@ SETTINGS: dict[str, tuple[Callable[..., Seen], object, object]] = {
     "headroom_divisor": (headroom_divisor, 2, 8),
     "engine_full_fraction": (engine_full_fraction, 0.9, 0.0),
     "ticket_ttl_ms": (ticket_ttl_ms, 400, 600),
+    "leg_ms_max": (leg_ms_max, 500, 700),
     "ticket_confirm_ms": (ticket_confirm_ms, 400, 600),
     "taken_over_wait_max_ms": (taken_over_wait_max_ms, 400, 600),
     "worker_stale_after_ms": (worker_stale_after_ms, 400, 600),

@@ -291,8 +291,8 @@ def test_terms_only_grow(actor: PoolActor, script: Script) -> None:
 
 
 def test_answers_of_renew_and_settle(actor: PoolActor, script: Script) -> None:
-    script.answer = lambda _: (granted("other", "other"), Renewed(TicketId("t"), 5))
-    assert actor.renew(TicketId("t"), None) == Renewed(TicketId("t"), 5)
+    script.answer = lambda _: (granted("other", "other"), Renewed(TicketId("t"), 5, 3))
+    assert actor.renew(TicketId("t"), None) == Renewed(TicketId("t"), 5, 3)
     script.answer = lambda _: (TicketUnknown(TicketId("t"), LegOutcome.EXPIRED),)
     assert actor.settle(Settle(TicketId("t"), None)) == TicketUnknown(TicketId("t"), LegOutcome.EXPIRED)
     end = ended(LegOutcome.SETTLED)
