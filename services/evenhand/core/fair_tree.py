@@ -50,6 +50,11 @@ class FairTree:
         return self._members.workers
 
     @property
+    def members_version(self) -> int:
+        """Grows with each change of who is a member, and of what a member can hold."""
+        return self._members.version
+
+    @property
     def capacity_min_tokens(self) -> int:
         """What every member can hold."""
         return self._members.capacity_min_tokens

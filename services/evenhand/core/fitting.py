@@ -14,6 +14,7 @@ from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.queued import Queued
+from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant
 from evenhand.core.worker import Worker
 
@@ -21,8 +22,9 @@ from evenhand.core.worker import Worker
 class Fitting:
     """Answers for the workers that are members now."""
 
-    def __init__(self, config: SchedulerConfig, fair: FairTree, outstanding: Outstanding) -> None:
+    def __init__(self, config: SchedulerConfig, fair: FairTree, rooms: Rooms, outstanding: Outstanding) -> None:
         self._fair = fair
+        self._rooms = rooms
         self._outstanding = outstanding
         self._headroom_divisor = config.headroom_divisor
         self._cold_wait_factor = config.cold_wait_factor
@@ -53,16 +55,25 @@ class Fitting:
             return False
         return not (queued.excluded and self.is_excluded(queued, worker))
 
+    @property
+    def version(self) -> int:
+        """Grows whenever ``is_excluded`` may answer differently."""
+        return self._fair.members_version + self._rooms.stale_changes
+
     def is_excluded(self, queued: Queued, worker: Worker) -> bool:
-        """Excluded by name, while another worker could take it some day."""
+        """Excluded by name, while another worker could take it some day: asked once for all of a ``version``."""
         if worker.spec.worker_id not in queued.excluded:
             return False
-        return any(
-            other.spec.worker_id not in queued.excluded
-            and not other.stale
-            and queued.tokens_total <= other.capacity_tokens
-            for other in self._fair.members.values()
-        )
+        version = self.version
+        if queued.has_others_version != version:
+            queued.has_others_version = version
+            queued.has_others = any(
+                worker_id not in queued.excluded
+                and not other.stale
+                and queued.tokens_total <= other.capacity_tokens
+                for worker_id, other in self._fair.members.items()
+            )
+        return queued.has_others
 
     def warmer_without_room(
         self, tenant: Tenant, queued: Queued, worker: Worker, cached_tokens: int, tokens_min: int

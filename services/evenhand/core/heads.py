@@ -15,6 +15,7 @@ from itertools import islice
 from evenhand.core.estimator import NS_PER_MS
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree
+from evenhand.core.fitting import Fitting
 from evenhand.core.ids import WorkerId
 from evenhand.core.presence import Presence
 from evenhand.core.queued import BestHead, Queued
@@ -30,6 +31,9 @@ FOLLOWED_USERS_MAX = 64
 """Users of a tenant, those most behind, that see at once what a dispatch puts on a worker; it must cost the same
 with a thousand. The others see it when their look-ups are next refreshed."""
 
+NOWHERE_BLOCKS = 1 << 62
+"""More than any worker has: the need of a user all of whose heads are excluded at a worker."""
+
 NO_WORKER = WorkerId("")
 """Stands for any worker that holds no part of any head."""
 
@@ -37,11 +41,14 @@ NO_WORKER = WorkerId("")
 class Heads:
     """Look-ups of what waits first."""
 
-    def __init__(self, config: SchedulerConfig, presence: Presence, fair: FairTree, rooms: Rooms) -> None:
+    def __init__(
+        self, config: SchedulerConfig, presence: Presence, fair: FairTree, rooms: Rooms, fitting: Fitting
+    ) -> None:
         self._config = config
         self._presence = presence
         self._fair = fair
         self._rooms = rooms
+        self._fitting = fitting
         self._refresh_ns = config.matches_refresh_ms * NS_PER_MS
         self.map_version = 0
         """Grows whenever presence may answer differently."""
@@ -109,20 +116,19 @@ class Heads:
         best: BestHead | None = None
         blocks_min = blocks_max = 0
         for queued in heads:
+            if queued.excluded and worker_id != NO_WORKER and self._fitting.is_excluded(queued, worker):
+                continue
             tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
             blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
             if best is None or tokens / prompt_tokens > best.share:
-                plain = (
-                    not queued.excluded
-                    and queued.tokens_total <= capacity_tokens
-                    and queued.cached_best - tokens < decline_tokens
-                )
+                plain = queued.tokens_total <= capacity_tokens and queued.cached_best - tokens < decline_tokens
                 best = BestHead(queued, tokens, tokens / prompt_tokens, blocks, plain)
             if blocks < blocks_min or not blocks_min:
                 blocks_min = blocks
             if blocks > blocks_max:
                 blocks_max = blocks
-        assert best is not None, "a user in A has a head"
+        if best is None:
+            return BestHead(heads[0], 0, 0.0, NOWHERE_BLOCKS, False)
         best.blocks_min, best.blocks_max = blocks_min, blocks_max
         return best
 

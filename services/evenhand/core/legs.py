@@ -169,8 +169,7 @@ class Legs:
             queued.leg += 1
             queued.map_version = -1
             queued.declined_since_ns = None
-            if ticket.worker_id not in queued.excluded:
-                queued.excluded = (*queued.excluded, ticket.worker_id)
+            queued.exclude(ticket.worker_id)
             tenant.put_back(queued)
         elif outcome is LegOutcome.WORKER_LOST:
             self.limits.give_back(ticket.tenant_id, ticket.request_id, now_ns)

@@ -14,7 +14,7 @@ from evenhand.core.worker import Worker
 class Members:
     """Who counts in F now."""
 
-    __slots__ = ("capacity_min_tokens", "inherited", "partial", "stirred", "workers")
+    __slots__ = ("capacity_min_tokens", "inherited", "partial", "stirred", "version", "workers")
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, Worker] = {}
@@ -23,6 +23,8 @@ class Members:
         """Members of an earlier term that have not joined in this one: their clocks wait for them."""
         self.partial = 0
         """Children in A of all nodes together that do not reach every member."""
+        self.version = 0
+        """Grows with each change of who is a member, and of what a member can hold."""
         self.stirred = False
         """Something changed that may let someone run; whoever has looked sets it back."""
 
@@ -42,4 +44,5 @@ class Members:
     def _changed(self) -> None:
         capacities = [worker.capacity_tokens for worker in self.workers.values()]
         self.capacity_min_tokens = min(capacities, default=0)
+        self.version += 1
         self.stirred = True

@@ -65,8 +65,10 @@ class Placement:
         self._fair = fair
         self._rooms = rooms
         self._cost_rate = cost_rate
-        self.fitting = Fitting(config, fair, outstanding)
-        self.heads = Heads(config, presence, fair, rooms)
+        self._tenants = outstanding.tenants
+        self.fitting = Fitting(config, fair, rooms, outstanding)
+        self._fitting_version = 0
+        self.heads = Heads(config, presence, fair, rooms, self.fitting)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
         self._pass = 0
@@ -89,7 +91,11 @@ class Placement:
         return (kept.user, kept.worker) if kept is not None else None
 
     def begin(self) -> None:
-        """Forget what earlier looks found to wait."""
+        """Forget what earlier looks found to wait, and what was worked out for other workers than there are."""
+        if self.fitting.version != self._fitting_version:
+            self._fitting_version = self.fitting.version
+            for tenant in self._tenants.values():
+                tenant.forget_best()
         self.cold_wait_at_ns = NEVER_NS
         self._found_waiting = {}
 

@@ -26,6 +26,8 @@ class Queued:
         "enqueued_at_ns",
         "excluded",
         "first_key",
+        "has_others",
+        "has_others_version",
         "idled",
         "leg",
         "map_version",
@@ -49,7 +51,10 @@ class Queued:
         self.prompt_tokens = request.prompt_tokens
         self.tokens_total = request.prompt_tokens + request.output_tokens_max
         """What a worker must be able to hold to ever run this."""
-        self.excluded: tuple[WorkerId, ...] = request.excluded_workers
+        self.excluded = frozenset(request.excluded_workers)
+        self.has_others = False
+        """Some worker that is not excluded could take it some day; as of ``has_others_version``."""
+        self.has_others_version = -1
         self.leg = 1
         self.idled = 0.0
         """Cost that others missed while a worker was kept for this request."""
@@ -64,6 +69,11 @@ class Queued:
         """When it was last looked up again because its look-up had become old; 0: not yet."""
         self.user: User | None = None
         """Whose queue it waits in; set when it is enqueued."""
+
+    def exclude(self, worker_id: WorkerId) -> None:
+        """It does not go back there as long as there is another."""
+        self.excluded |= {worker_id}
+        self.has_others_version = -1
 
     @property
     def is_taken_over(self) -> bool:

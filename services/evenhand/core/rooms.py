@@ -42,6 +42,8 @@ class Rooms:
         self._prefill_max = config.prefill_pending_max_tokens
         self._engine_full_fraction = config.engine_full_fraction
         self._age_at_ns: int | None = None
+        self.stale_changes = 0
+        """How often a worker has become stale, or ceased to be."""
         self.stirred = False
         """Something changed that may give someone room; whoever has looked sets it back."""
 
@@ -62,6 +64,7 @@ class Rooms:
         worker.heard_at_ns = now_ns
         if worker.stale:
             worker.stale = False
+            self.stale_changes += 1
             self.judge(worker, now_ns)
             self._age_by(now_ns + self._stale_after_ns)
 
@@ -116,6 +119,7 @@ class Rooms:
             if silent_ns >= self._stale_after_ns:
                 if not worker.stale:
                     worker.stale = True
+                    self.stale_changes += 1
                     self.judge(worker, now_ns)
                 self._age_by(worker.heard_at_ns + self._lost_after_ns)
             else:
