@@ -26,8 +26,12 @@ VERSION = 2
 MAC_BYTES = 16
 TOKEN_CHARACTERS_MAX = 4_096
 
-_NUMBERS = struct.Struct(">B?QIQddddIIIIQ7H")
-"""Version, guaranteed, epoch, leg, term, charge, φ of tenant, band and user, prompt, cached, output estimated,
+GUARANTEED = 1
+BACKFILLED = 2
+"""Flags of a ticket."""
+
+_NUMBERS = struct.Struct(">BBQIQddddIIIIQ7H")
+"""Version, flags, epoch, leg, term, charge, φ of tenant, band and user, prompt, cached, output estimated,
 output limit, granted ms, 7 lengths."""
 
 
@@ -60,7 +64,7 @@ class TicketSigner:
         )
         numbers = _NUMBERS.pack(
             VERSION,
-            ticket.guaranteed,
+            GUARANTEED * ticket.guaranteed | BACKFILLED * ticket.backfilled,
             ticket.epoch,
             ticket.leg,
             ticket.term,
@@ -97,7 +101,7 @@ class TicketSigner:
 def _unpack(payload: bytes) -> SignedTicket:
     (
         _,
-        guaranteed,
+        flags,
         epoch,
         leg,
         term,
@@ -139,6 +143,7 @@ def _unpack(payload: bytes) -> SignedTicket:
         band_weight=band_weight,
         user=user,
         user_weight=user_weight,
-        guaranteed=guaranteed,
+        guaranteed=bool(flags & GUARANTEED),
+        backfilled=bool(flags & BACKFILLED),
     )
     return SignedTicket(ticket, granted_wall_ms)

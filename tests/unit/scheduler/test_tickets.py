@@ -35,7 +35,8 @@ TICKET = Ticket(
 def test_a_ticket_comes_back_as_it_was() -> None:
     signer = TicketSigner(KEY)
     placed = replace(TICKET, band="gold", band_weight=3.0, user="ünal", user_weight=0.5, guaranteed=True)
-    for ticket in (TICKET, replace(TICKET, prefill_worker_id=WorkerId("prefill")), placed):
+    filled = replace(TICKET, backfilled=True)
+    for ticket in (TICKET, replace(TICKET, prefill_worker_id=WorkerId("prefill")), placed, filled):
         signed = signer.verify(signer.sign(ticket, 1_234))
         assert signed.ticket == ticket
         assert signed.granted_wall_ms == 1_234
