@@ -4,11 +4,11 @@ Each case breaks one thing, runs a few seeds with the faults of the world that b
 that says so. Unbroken, the same seeds hold: ``test_the_seeds_hold_unbroken``.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.simulation.hand_faults import Case, check_noticed, run_until_violated
 
 from evenhand.core.cache_map import CacheMap, WorkerCache
 from evenhand.core.facts import LegOutcome
@@ -23,28 +23,11 @@ from evenhand.ports import MapCommit
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.ownership import Ownership
 from evenhand.simulation.system.book import Page
-from evenhand.simulation.system.faults import CHANCES, Fault, parse_faults
-from evenhand.simulation.system.system import Options, Result, simulate
+from evenhand.simulation.system.faults import CHANCES, Fault
 from evenhand.state.pending import Pending
 from evenhand.worker import edge_state
 from evenhand.worker.continuity import BeginLife, Continuity, Deliver
 from evenhand.worker.outbox import Outbox
-
-Break = Callable[[pytest.MonkeyPatch], None]
-REQUESTS = 120
-
-
-@dataclass(frozen=True)
-class Case:
-    """One fault put in by hand: what brings it out, and what the violation says."""
-
-    name: str
-    put_in: Break
-    says: str
-    faults: str = "none"
-    seeds: tuple[int, ...] = (1,)
-    workload: str = "mixed"
-    requests: int = REQUESTS
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
@@ -220,20 +203,9 @@ CASES = (
 )
 
 
-def run_until_violated(case: Case) -> Result | None:
-    for seed in case.seeds:
-        result = simulate(Options(seed, case.requests, parse_faults(case.faults), case.workload))
-        if result.violations:
-            return result
-    return None
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_fault_put_in_by_hand_is_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    case.put_in(monkeypatch)
-    result = run_until_violated(case)
-    assert result is not None, f"{case.name}: no seed of {case.seeds} noticed"
-    assert any(case.says in sentence for sentence in result.violations), result.violations
+    check_noticed(case, monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -6,9 +6,9 @@ One page a term of office. At every step it is checked:
   outcome says it pays for (P5, P7);
 - a worker never holds more tickets than slots, but for those that an earlier term left to it;
 - a request is answered only while it waits, and once (P7);
-- a dispatch inside the window is inside it (P1), the window is no wider than what the pool has delivered allows,
-  and two tenants that are both backlogged all the while drift apart in service by no more than their bounds
-  together (P4, which P2 of both ends implies; judged when the run is over).
+- a dispatch that is neither guaranteed nor backfilled is inside the window (P1), the window is no wider than what
+  the pool has delivered allows, and two tenants that are both backlogged all the while drift apart in service by
+  no more than their bounds together (P4, which P2 of both ends implies; judged when the run is over).
 
 Only ordinary dispatches count for the last: what is booked to a guarantee is not on the clock.
 """
@@ -197,7 +197,8 @@ class Page:
         self._heard_ns: dict[WorkerId, int] = {}
         self._held: dict[WorkerId, int] = {}
         before = book.drifts[-1] if book.drifts else None
-        self._drift = Drift(book.cost, *((before.window_max, before.charge_max) if before else ()))
+        most = (before.window_max, before.charge_max, before.backfilled_max) if before else ()
+        self._drift = Drift(book.cost, *most)
         book.drifts.append(self._drift)
         restored = scheduler.checkpoint()
         self._now_ns = 0
@@ -346,7 +347,7 @@ class Page:
             if level.window > reach / level.weight:
                 self._book.violated(f"P1: the window of {key} is {level.window}; R allows {reach / level.weight}.")
             behind = level.lo + level.window
-            if level.virtual_time > behind + CENT * max(1.0, abs(behind)):
+            if not decision.backfilled and level.virtual_time > behind + CENT * max(1.0, abs(behind)):
                 self._book.violated(f"P1: {key} was dispatched at v {level.virtual_time}, past lo + T = {behind}.")
 
     def _check_charge(self, ticket: Ticket) -> None:
@@ -427,6 +428,8 @@ class Page:
         """Book the ticket that this step adopts; False if it adopts none of this id."""
         if not isinstance(step_input, TicketAdopted) or step_input.ticket.ticket_id != ticket_id:
             return False
+        if ticket_id in self.ended:
+            self._book.violated(f"Ticket {ticket_id} was taken up again after its end in this term.")
         self._take_over(step_input.ticket)
         self._book.totals.adopted += 1
         self._unwait(_key(step_input.ticket))
