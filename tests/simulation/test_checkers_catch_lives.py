@@ -14,7 +14,7 @@ from evenhand.core.cache_map import WorkerCache
 from evenhand.core.errors import InvalidRequest
 from evenhand.core.explain import Explainer
 from evenhand.core.facts import LegOutcome, RefusalReason, Ticket
-from evenhand.core.ids import RequestId
+from evenhand.core.ids import RequestId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.requests import Requests
@@ -23,14 +23,16 @@ from evenhand.core.tickets import TicketBook
 from evenhand.scheduler import calls
 from evenhand.scheduler.actor import PoolActor
 from evenhand.scheduler.adoption import Adoption
+from evenhand.scheduler.calls import Calls
 from evenhand.scheduler.directory_watch import DirectoryWatch
 from evenhand.scheduler.live_map import LiveMap
 from evenhand.simulation.system import client as simulated_client
 from evenhand.simulation.system.client import Client, Stream
-from evenhand.simulation.system.engine import SimulatedEngine
+from evenhand.simulation.system.engine import SimulatedEngine, SimulatedPoller
 from evenhand.simulation.system.faults import CHANCES, Fault
 from evenhand.simulation.system.hosts import WatchedActor
 from evenhand.wire.scheduler_codec import decode_usage, encode_worker
+from evenhand.worker.load import EnginePolled
 
 # ---- who is inside an engine
 
@@ -153,6 +155,19 @@ def ids_again(patch: pytest.MonkeyPatch) -> None:
         return real(self, choice, now_ns)
 
     patch.setattr(Legs, "open", opened)
+
+
+def granted_otherwise(patch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for a granted request again is told of a ticket that is not the same."""
+    real = Requests.submit
+
+    def submit(self: Requests, submit: Any, now_ns: int, effects: list[Any]) -> None:
+        real(self, submit, now_ns, effects)
+        if effects and isinstance(effects[-1], Granted):
+            granted = effects[-1]
+            effects[-1] = replace(granted, ticket=replace(granted.ticket, worker_id=WorkerId("elsewhere")))
+
+    patch.setattr(Requests, "submit", submit)
 
 
 def split_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -312,6 +327,23 @@ def unknown_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LiveMap, "_enter", enter)
 
 
+def engine_unheard(patch: pytest.MonkeyPatch) -> None:
+    """No edge ever learns what its engine is."""
+
+    async def poll(self: SimulatedPoller) -> EnginePolled:
+        await self._process.pause(1.0)
+        return EnginePolled(False, None, None)
+
+    patch.setattr(SimulatedPoller, "poll", poll)
+
+
+def resolve_fails(patch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: Any) -> Any:
+        raise KeyError("salt")
+
+    patch.setattr(Calls, "resolve", resolve)
+
+
 def listener_fails(patch: pytest.MonkeyPatch) -> None:
     """Telling of a ticket's end fails, and is recorded."""
     real = PoolActor._end_leg
@@ -364,6 +396,7 @@ CASES = (
     Case("an answer fails", answer_fails, "was answered INTERNAL", seeds=(1,)),
     Case("no settlement is taken", settlement_refused, "Settle of r", seeds=(1,)),
     Case("ticket ids come again", ids_again, "was granted twice", seeds=(1, 2)),
+    Case("a grant is told otherwise", granted_otherwise, "granted again as another", "clients-repeat"),
     Case("a split is forgotten", split_forgotten, "its split costs", seeds=(1,)),
     Case("a ticket ends twice", ends_twice, "and was not open", seeds=(1,)),
     Case("half a correction", corrected_by_half, "charge and correction are not", seeds=(1,)),
@@ -381,6 +414,8 @@ CASES = (
     Case("a tenant owes", tenant_owes, "keeps 0 requests of", requests=20, seeds=(1,)),
     Case("a gap is never healed", never_complete, "complete=False", requests=20, seeds=(1,)),
     Case("a worker stays unknown", unknown_worker, "does not know w", requests=20, seeds=(1,)),
+    Case("an engine is unheard", engine_unheard, "is not at work", requests=20, seeds=(1,)),
+    Case("no salt is told", resolve_fails, "Resolve of tenant-", requests=20, seeds=(1,)),
     Case("a fault is recorded", listener_fails, "recorded a fault of its own", requests=20, seeds=(1,)),
     Case("the core fails", core_fails, "The core failed at", requests=20, seeds=(1,)),
     Case("a task fails", task_fails, "ended with KeyError", requests=20, seeds=(1,)),
