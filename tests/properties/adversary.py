@@ -95,6 +95,8 @@ class Unkindness:
     """Limits per minute, of tenants and of their users, tight enough to bind at times."""
     approximate: bool = False
     """Workers that send no events."""
+    held_up: bool = False
+    """Requests that need a whole worker or exclude all workers but one: they have no use for most open rooms."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -116,6 +118,7 @@ FEATURES = (
     "guarantees",
     "rate_limits",
     "approximate",
+    "held_up",
 )
 """What a seed turns on or off by itself."""
 
@@ -132,7 +135,9 @@ def only(*features: str) -> Unkindness:
 def unkindness_of(seed: int) -> Unkindness:
     """The world that a seed stands for, by the seed alone."""
     rng = random.Random(f"world {seed}")
-    on: dict[str, Any] = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES}
+    on: dict[str, Any] = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES[:-1]}
+    # Drawn apart: worlds without it are what they are without this feature.
+    on["held_up"] = random.Random(f"held up {seed}").random() < FEATURE_PROBABILITY
     if rng.random() < LARGE_PROBABILITY:
         return Unkindness(workers_max=6, tenants_max=12, **on)
     if rng.random() < 0.05:
@@ -280,6 +285,12 @@ class Adversary:
             size_bytes=8 * len(keys),
             excluded_workers=tuple(rng.sample(list(self.workers), 1)) if rng.random() < 0.05 else (),
         )
+        if self._sometimes("held_up", 0.06):
+            whole = max(spec.kv_blocks for spec in self.workers.values()) * BLOCK - 30
+            request = replace(request, prompt_tokens=max(prompt, whole), output_tokens_max=30)
+        elif self._sometimes("held_up", 0.1):
+            others = tuple(rng.sample(list(self.workers), len(self.workers) - 1))
+            request = replace(request, excluded_workers=others)
         self._step(Submit(request))
 
     def _sometimes(self, feature: str, probability: float) -> bool:
@@ -410,6 +421,10 @@ class Adversary:
             self._tenant(replace(spec, state=TenantState.ACTIVE))
         for worker_id in tuple(self.workers):
             self._step(WorkerDrained(worker_id, False))
+        if self.unkind.held_up:
+            self.unkind = replace(self.unkind, held_up=False)
+            for worker_id in tuple(self.workers):
+                self._step(WorkerHeard(worker_id, WorkerLoad(0, 0, 0.0, self.now_ns)))
         for _ in range(20_000):
             if not any(book.admitted for book in self.oracle.books.values()):
                 break
@@ -427,6 +442,9 @@ class Adversary:
     def _step(self, input: Input) -> tuple[Effect, ...]:
         if self.unkind.worker_loss and self.workers and self.rng.random() < 0.04:
             load = WorkerLoad(0, 0, 0.0, self.now_ns)
+            self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
+        if self.workers and self._sometimes("held_up", 0.05):
+            load = WorkerLoad(0, 0, self.rng.choice([0.0, 0.0, 1.0]), self.now_ns)
             self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
         return self._one(input)
 

@@ -20,6 +20,7 @@ from evenhand.core.fitting import Fitting
 from evenhand.core.front import Fronts
 from evenhand.core.guarantees import Guarantees
 from evenhand.core.heads import Heads
+from evenhand.core.held_up import HeldUp
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Placement
@@ -276,6 +277,87 @@ def tie_by_set_order(patch: Patch) -> None:
     patch.setattr(FairQueue, "first_inside", by_hash)
 
 
+# Who is held up
+
+
+def backfill_although_the_most_behind_fits(patch: Patch) -> None:
+    asked, beside, best = HeldUp.user, Placement._best_beside, Placement._best
+    first: list[Any] = []
+
+    def beside_the_first(self: Placement, now_ns: int) -> Any:
+        first[:] = [self._fair.first()]
+        return beside(self, now_ns)
+
+    def best_beside(self: Placement, now_ns: int, only: Any = None, held_up: Any = None, *given: Any) -> Any:
+        choice = best(self, now_ns, only, held_up, *given)
+        if choice is None or only is not None or held_up is not None:
+            return choice
+        self._seen = None
+        return self._best_beside(now_ns) or choice
+
+    patch.setattr(HeldUp, "user", lambda self, user: user in first or asked(self, user))
+    patch.setattr(Placement, "_best_beside", beside_the_first)
+    patch.setattr(Placement, "_best", best_beside)
+
+
+def headroom_counts_as_held_up(patch: Patch) -> None:
+    beside, runs = Placement._best_beside, HeldUp._runs_somewhere
+    outstanding: list[Any] = []
+
+    def beside_with_headroom(self: Placement, now_ns: int) -> Any:
+        outstanding[:] = [self.fitting._outstanding]
+        return beside(self, now_ns)
+
+    patch.setattr(Placement, "_best_beside", beside_with_headroom)
+    patch.setattr(
+        HeldUp, "_runs_somewhere", lambda self, user: outstanding[0].below_share(user.tenant) and runs(self, user)
+    )
+
+
+def backfill_to_the_kept_worker(patch: Patch) -> None:
+    beside = Placement._best_beside
+
+    def beside_with_all(self: Placement, now_ns: int) -> Any:
+        kept, self.keeping.kept = self.keeping.kept, None
+        choice = beside(self, now_ns)
+        self.keeping.kept = kept
+        return choice
+
+    patch.setattr(Placement, "_best_beside", beside_with_all)
+
+
+def who_is_held_up_loses_its_claim(patch: Patch) -> None:
+    """Whoever is passed is lifted, as if it had not been in A."""
+    beside = Placement._best_beside
+
+    def beside_and_lift(self: Placement, now_ns: int) -> Any:
+        choice = beside(self, now_ns)
+        if choice is not None and choice.backfilled:
+            tenants = choice.tenant.band.tenants
+            for _, _, tenant in tuple(tenants.in_order()):
+                if tenant.v < choice.tenant.v:
+                    tenants.place(tenant, choice.tenant.v, tenant.reach_tokens)
+        return choice
+
+    patch.setattr(Placement, "_best_beside", beside_and_lift)
+
+
+def backfilled_is_not_told(patch: Patch) -> None:
+    beside = Placement._best_beside
+
+    def beside_as_ordinary(self: Placement, now_ns: int) -> Any:
+        choice = beside(self, now_ns)
+        if choice is not None:
+            choice.backfilled = False
+        return choice
+
+    patch.setattr(Placement, "_best_beside", beside_as_ordinary)
+
+
+def nobody_looks_past_the_held_up(patch: Patch) -> None:
+    patch.setattr(Placement, "_best_beside", lambda self, now_ns: None)
+
+
 # What is left behind
 
 
@@ -299,6 +381,7 @@ class Fault:
 
 P = ("P1", "P2", "P3", "P4")
 PLAIN = Unkindness()
+HELD_UP = Unkindness(held_up=True)
 PROMISED = Unkindness(guarantees=True, weight_changes=True)
 FAULTS: tuple[Fault, ...] = (
     Fault(v_may_fall, "V may fall", Unkindness(one_sided=True), P),
@@ -329,6 +412,17 @@ FAULTS: tuple[Fault, ...] = (
     Fault(window_without_end, "a window without end", PLAIN, P),
     Fault(usage_ignored, "usage ignored until the end", PLAIN, ("P5", *P)),
     Fault(declined_means_idle, "declining leaves a worker idle", PLAIN, ("P6",)),
+    Fault(
+        backfill_although_the_most_behind_fits,
+        "backfill although the most behind fits",
+        HELD_UP,
+        ("held up",),
+    ),
+    Fault(headroom_counts_as_held_up, "headroom counts as held up", HELD_UP, ("held up",)),
+    Fault(backfill_to_the_kept_worker, "backfill to the kept worker", HELD_UP, ("held up",)),
+    Fault(who_is_held_up_loses_its_claim, "who is held up loses its claim", HELD_UP, ("P5",)),
+    Fault(backfilled_is_not_told, "what is backfilled is not told", HELD_UP, ("P1",)),
+    Fault(nobody_looks_past_the_held_up, "nobody looks past those held up", HELD_UP, ("P6",)),
     Fault(
         guarantee_without_end,
         "a guarantee beyond its rate",
