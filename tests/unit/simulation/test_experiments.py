@@ -1,6 +1,7 @@
 """The frame of the experiments: kept numbers, spreads, pages and the command."""
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from evenhand.core.errors import InvalidInput
 from evenhand.simulation.experiments import main as command
+from evenhand.simulation.experiments import page as pages
 from evenhand.simulation.experiments.cases import Scene, TrialCase, built, measure_case, trial_cell
 from evenhand.simulation.experiments.experiment import (
     Cell,
@@ -19,7 +21,8 @@ from evenhand.simulation.experiments.experiment import (
     Table,
     spread,
 )
-from evenhand.simulation.experiments.page import Provenance, markdown, number, told
+from evenhand.simulation.experiments.figure import Axis, Figure, Point, Series
+from evenhand.simulation.experiments.page import Provenance, markdown, number, told, write_page
 from evenhand.simulation.experiments.runs import CellsFailed, key_of, run_grid
 from evenhand.simulation.experiments.scenes import Crowd, Stream, scene, with_stream
 from evenhand.simulation.experiments.sources import digest_of, modules_behind
@@ -144,6 +147,45 @@ def test_a_page_says_how_to_make_it_again_and_names_no_machine() -> None:
     assert "| something | 1 | met |" in text
     assert "Seeds: 1 … 3" in text
     assert "`abc`" in text
+
+
+FIGURE = Figure("A figure", Axis("x"), Axis("y"), (Series("one", (Point(1.0, 2.0), Point(2.0, 3.0))),))
+PROVENANCE = Provenance((1,), "evenhand simulate experiment small", "abc")
+
+
+def test_a_page_that_cannot_be_written_whole_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Page((Claim("old", "1", True),), figures=(("", FIGURE),))
+    written = write_page(SMALL, old, PROVENANCE, tmp_path)
+    assert [path.name for path in written] == ["small.md", "small.svg"]
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert set(before) == {"small.md", "small.svg"}
+    whole = Path.write_text
+
+    def disk_full(path: Path, text: str, encoding: str | None = None) -> int:
+        whole(path, text[: len(text) // 2], encoding)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(SMALL, Page((Claim("new", "2", False),), figures=(("", FIGURE),)), PROVENANCE, tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_nothing_is_written_of_a_page_one_of_whose_figures_cannot_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_page(SMALL, Page((Claim("old", "1", True),)), PROVENANCE, tmp_path)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+    def broken(figure: Figure) -> str:
+        raise ValueError(f"{figure.title} has no points")
+
+    monkeypatch.setattr(pages, "svg", broken)
+    with pytest.raises(ValueError, match="has no points"):
+        write_page(SMALL, Page((Claim("new", "2", True),), figures=(("", FIGURE),)), PROVENANCE, tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_every_experiment_has_cells_whose_labels_are_unique() -> None:

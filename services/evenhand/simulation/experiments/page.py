@@ -4,6 +4,7 @@ Everything on it comes from the run itself: seeds, parameters, the command that 
 code behind the numbers. Nothing names a machine or a moment.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,15 +102,28 @@ def markdown(experiment: Experiment, page: Page, provenance: Provenance) -> str:
 
 
 def write_page(experiment: Experiment, page: Page, provenance: Provenance, folder: Path) -> list[Path]:
-    """Markdown and figures into a folder; returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{experiment.name}.md"]
-    written[0].write_text(markdown(experiment, page, provenance), encoding="utf-8")
+    """Markdown and figures into a folder; returns what was written.
+
+    Every text is there before the first is written, and each file is replaced in one step: what breaks off leaves
+    no file cut short. Raises ``OSError`` where a file cannot be written.
+    """
+    texts = {folder / f"{experiment.name}.md": markdown(experiment, page, provenance)}
     for ending, figure in page.figures:
-        path = folder / _file(experiment, ending)
-        path.write_text(svg(figure), encoding="utf-8")
-        written.append(path)
-    return written
+        texts[folder / _file(experiment, ending)] = svg(figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        _replace(path, text)
+    return list(texts)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Another text for a file; the old one stays until the whole of it is there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _file(experiment: Experiment, ending: str) -> str:
