@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.scheduler_daemon import POOL, World, announced, load, stored
+from tests.fixtures.scheduler_daemon import POOL, World, announced, stored
 
 from evenhand.client import (
     AsyncClient,
@@ -40,20 +40,9 @@ def mode(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b")
+    world = World(tmp_path).populated(("a", "b"), ("w1", "w2"), SLOTS)
     world.add_key("key-a", Principal("app", "service", (TenantId("a"),)))
-    for worker in ("w1", "w2"):
-        world.say(announced(worker, slots=SLOTS))
-        world.say(load(worker))
     return world
-
-
-@pytest.fixture
-async def daemon(world: World) -> AsyncIterator[SchedulerDaemon]:
-    async with world.daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.fixtures.scheduler_daemon import (
+    USED,
     WAIT_S,
     Client,
     World,
@@ -22,8 +22,10 @@ from tests.fixtures.scheduler_daemon import (
     error_of,
     eventually,
     load,
+    queued,
     seed,
     stored,
+    tickets_open,
 )
 
 from evenhand.core.facts import RateLimits
@@ -37,39 +39,6 @@ from evenhand.scheduler.daemon import SERVICE, SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.kv_codec import decode_control_message
 from evenhand.wire.status import Code
-
-USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b")
-    for worker in ("w1", "w2"):
-        world.say(announced(worker))
-        world.say(load(worker))
-    return world
-
-
-@pytest.fixture
-async def daemon(world: World) -> AsyncIterator[SchedulerDaemon]:
-    async with world.daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-async def client(daemon: SchedulerDaemon) -> AsyncIterator[Client]:
-    async with connected(daemon) as client:
-        yield client
-
-
-def queued(daemon: SchedulerDaemon) -> int:
-    return daemon.status()["pool"]["queued_total"]  # type: ignore[index,no-any-return]
-
-
-def tickets_open(daemon: SchedulerDaemon) -> int:
-    return daemon.status()["pool"]["tickets_open"]  # type: ignore[index,no-any-return]
 
 
 async def fill_up(client: Client, daemon: SchedulerDaemon) -> list[str]:

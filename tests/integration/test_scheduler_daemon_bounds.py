@@ -1,7 +1,6 @@
 """What a daemon shows and keeps stays bounded and true, whatever clients, workers and probes do."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fixtures.scheduler_daemon import (
     BLOCK_SIZE,
+    USED,
     Client,
     World,
     acquire_request,
@@ -18,7 +18,6 @@ from tests.fixtures.scheduler_daemon import (
     connected,
     error_of,
     eventually,
-    load,
     stored,
 )
 
@@ -28,19 +27,7 @@ from evenhand.scheduler.daemon import SERVICE, SchedulerDaemon
 from evenhand.scheduler.predictions import LEGS_MIN
 from evenhand.wire.generated import scheduler_pb2 as pb
 
-USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 HOSTILE = "hostile"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b")
-    for worker in ("w1", "w2"):
-        world.say(announced(worker))
-        world.say(load(worker))
-    return world
 
 
 async def page(daemon: SchedulerDaemon, name: str = "/metrics") -> str:

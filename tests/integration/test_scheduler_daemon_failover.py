@@ -4,30 +4,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.scheduler_daemon import World, announced, connected, error_of, eventually, load, stored
+from tests.fixtures.scheduler_daemon import (
+    USED,
+    World,
+    announced,
+    connected,
+    error_of,
+    eventually,
+    stored,
+    tickets_open,
+)
 
 from evenhand.core.checkpoint import SchedulerCheckpoint
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.scheduler.daemon import SchedulerDaemon
 from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import Code
-
-USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b")
-    for worker in ("w1", "w2"):
-        world.say(announced(worker))
-        world.say(load(worker))
-    return world
 
 
 async def crash(daemon: SchedulerDaemon) -> None:
@@ -50,10 +45,6 @@ async def pair(world: World, **changed: object) -> AsyncIterator[tuple[Scheduler
 def clocks(daemon: SchedulerDaemon) -> dict[str, float]:
     tenants = daemon.status()["pool"]["tenants"]  # type: ignore[index]
     return {str(tenant["tenant_id"]): float(tenant["virtual_time"]) for tenant in tenants}
-
-
-def tickets_open(daemon: SchedulerDaemon) -> int:
-    return daemon.status()["pool"]["tickets_open"]  # type: ignore[index,no-any-return]
 
 
 async def test_a_standby_says_it_is_not_the_owner(world: World) -> None:

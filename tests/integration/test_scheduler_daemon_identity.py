@@ -11,10 +11,8 @@ import pytest
 from tests.fixtures.scheduler_daemon import (
     Client,
     World,
-    announced,
     connected,
     error_of,
-    load,
     wall_ms,
 )
 
@@ -32,11 +30,7 @@ A, B = TenantId("a"), TenantId("b")
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b", "c")
-    world.say(announced("w1"))
-    world.say(load("w1"))
+    world = World(tmp_path).populated(("a", "b", "c"), ("w1",))
     world.add_key("key-a", Principal("app-a", "service", (A,)))
     world.add_key("key-b", Principal("app-b", "service", (B,)))
     world.add_key("gateway", Principal("edge", "service", (A, B), gateway=True))

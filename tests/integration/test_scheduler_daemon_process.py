@@ -14,7 +14,14 @@ import aiohttp
 import asyncpg
 import grpc
 import pytest
-from tests.fixtures.scheduler_daemon import Client, acquire_request, announced, load, stored
+from tests.fixtures.scheduler_daemon import (
+    USED,
+    Client,
+    acquire_request,
+    announced,
+    load,
+    stored,
+)
 
 from evenhand.core.errors import Unavailable
 from evenhand.kafka import KafkaConfig, KafkaLogWriter
@@ -26,7 +33,6 @@ from evenhand.wire.kv_codec import encode_kv_message
 
 SERVICES = Path(__file__).parents[2] / "services"
 WAIT_S = 45.0
-USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 
 
 class SchedulerProcess:

@@ -1,13 +1,13 @@
 """The Session stream: many calls at once, tickets kept alive, what happens when it breaks."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 from tests.fixtures.scheduler_daemon import (
+    USED,
     WAIT_S,
     Client,
     World,
@@ -28,29 +28,11 @@ from evenhand.wire.generated import scheduler_pb2 as pb
 from evenhand.wire.status import Code, decode_status
 
 SLOTS = 2
-USED = pb.Usage(prompt_tokens=1, cached_tokens=0, output_tokens=1)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    world = World(tmp_path)
-    world.add_pool()
-    world.add_tenants("a", "b")
-    world.say(announced("w1", slots=SLOTS))
-    world.say(load("w1"))
-    return world
-
-
-@pytest.fixture
-async def daemon(world: World) -> AsyncIterator[SchedulerDaemon]:
-    async with world.daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-async def client(daemon: SchedulerDaemon) -> AsyncIterator[Client]:
-    async with connected(daemon) as client:
-        yield client
+    return World(tmp_path).populated(("a", "b"), ("w1",), SLOTS)
 
 
 def acquire(call_id: int, request_id: str, **fields: object) -> pb.SessionRequest:
