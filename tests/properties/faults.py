@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.properties.adversary import Unkindness
 
+from evenhand.core import placement
 from evenhand.core.facts import CostWeights, LegOutcome
 from evenhand.core.fair_queue import FairChild, FairQueue
 from evenhand.core.fitting import Fitting
@@ -25,6 +26,7 @@ from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Placement
 from evenhand.core.presence import Presence
+from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant
 from evenhand.core.tickets import OpenTicket
 from evenhand.core.worker import Worker
@@ -203,6 +205,22 @@ def guarantee_without_end(patch: Patch) -> None:
     patch.setattr(Guarantees, "charge", lambda self, tenant, held: None)
 
 
+def a_full_engine_gets_more(patch: Patch) -> None:
+    """What an engine says of its KV closes no worker."""
+    patch.setattr(Rooms, "_is_engine_full", lambda _self, _worker: False)
+
+
+def a_full_engine_stays_closed(patch: Patch) -> None:
+    """Once an engine has said that it is full, nothing that it says is heard."""
+    told = Rooms.told_load
+
+    def told_once(self: Rooms, worker: Worker, load: Any, now_ns: int) -> None:
+        if not self._is_engine_full(worker):
+            told(self, worker, load, now_ns)
+
+    patch.setattr(Rooms, "told_load", told_once)
+
+
 def guarantee_lost_by_its_turn(patch: Patch) -> None:
     """What a tenant has by its turn is held against its guarantee, however much it is."""
 
@@ -314,6 +332,11 @@ def headroom_counts_as_held_up(patch: Patch) -> None:
     )
 
 
+def waiting_counts_at_any_worker(patch: Patch) -> None:
+    """Who waits for a warmer worker is looked past, however much the others have to do."""
+    patch.setattr(placement, "IDLE_LOAD_MAX", 1.0)
+
+
 def backfill_to_the_kept_worker(patch: Patch) -> None:
     beside = Placement._best_beside
 
@@ -382,6 +405,7 @@ class Fault:
 P = ("P1", "P2", "P3", "P4")
 PLAIN = Unkindness()
 HELD_UP = Unkindness(held_up=True)
+LOADED = Unkindness(engine_loads=True)
 PROMISED = Unkindness(guarantees=True, weight_changes=True)
 FAULTS: tuple[Fault, ...] = (
     Fault(v_may_fall, "V may fall", Unkindness(one_sided=True), P),
@@ -419,6 +443,7 @@ FAULTS: tuple[Fault, ...] = (
         ("held up",),
     ),
     Fault(headroom_counts_as_held_up, "headroom counts as held up", HELD_UP, ("held up",)),
+    Fault(waiting_counts_at_any_worker, "who waits is looked past at any worker", PLAIN, ("held up",)),
     Fault(backfill_to_the_kept_worker, "backfill to the kept worker", HELD_UP, ("held up",)),
     Fault(who_is_held_up_loses_its_claim, "who is held up loses its claim", HELD_UP, ("P5",)),
     Fault(backfilled_is_not_told, "what is backfilled is not told", HELD_UP, ("P1",)),
@@ -429,6 +454,8 @@ FAULTS: tuple[Fault, ...] = (
         PROMISED,
         ("guarantee", "headroom"),
     ),
+    Fault(a_full_engine_gets_more, "a full engine gets more", LOADED, ("engine", "P6")),
+    Fault(a_full_engine_stays_closed, "a full engine stays closed", LOADED, ("P6",)),
     Fault(guarantee_lost_by_its_turn, "a guarantee lost by having had one's turn", PROMISED, ("guarantee",)),
     Fault(guarantee_undone, "a guarantee's leg undone by another's refund", PROMISED, ("guarantee", "headroom")),
 )

@@ -19,6 +19,7 @@ from evenhand.core.choice import Choice
 from evenhand.core.facts import Decision, Ticket
 from evenhand.core.held_up import HELD_UP_USERS_MAX
 from evenhand.core.ids import RequestId, TenantId, WorkerId
+from evenhand.core.placement import IDLE_LOAD_MAX
 
 if TYPE_CHECKING:
     from tests.properties.fairness_oracle import Oracle
@@ -37,6 +38,8 @@ class Sight:
         self.kept: tuple[WorkerId, TenantId, str] | None = None
         if kept is not None:
             self.kept = (kept.worker.spec.worker_id, kept.user.tenant.spec.tenant_id, kept.user.node_id)
+        self.waiting_counts = False
+        """The place in question is hardly used: who waits for a warmer one is held up too."""
         self._blocks: dict[tuple[TenantId, RequestId], dict[WorkerId, int]] = {}
 
     def note_all(self, oracle: "Oracle") -> None:
@@ -83,6 +86,9 @@ class HeldUpCheck:
         """Whoever is more than T behind was held up; at which levels was there anybody?"""
         sight = self._sights.pop(ticket.request_id)
         self._ask_kept(line, place, sight)
+        sight.waiting_counts = (
+            max(len(place.legs) / place.spec.slots, place.kv_blocks / place.spec.kv_blocks) <= IDLE_LOAD_MAX
+        )
         book = line.book
         outside = []
         for node, window in zip((book.band.node, book.node, line.node), windows, strict=True):
@@ -123,10 +129,12 @@ class HeldUpCheck:
         return all(self.is_held_up(book.lines[name], sight) for _, name in users[:HELD_UP_USERS_MAX])
 
     def is_held_up(self, line: Line, sight: Sight) -> bool:
-        """Nothing of it could be dispatched at any open place; whoever may be waiting for a warmer one waits."""
+        """Nothing of it could be dispatched at any open place; where waits count, whoever may be waiting waits."""
         for place in self.open_places(sight):
             for waiting in self.heads(line):
-                if self.fits(waiting, place, sight) and not self._waits(line.book, waiting, place, sight):
+                if not self.fits(waiting, place, sight):
+                    continue
+                if not (sight.waiting_counts and self._waits(line.book, waiting, place, sight)):
                     return False
         return True
 
@@ -159,8 +167,7 @@ class HeldUpCheck:
         spec, oracle = place.spec, self.oracle
         if len(place.legs) >= spec.slots or place.kv_blocks >= spec.kv_blocks or not place.bit & oracle.members:
             return False
-        load, full = oracle.core.rooms.workers[spec.worker_id].load, oracle.config.engine_full_fraction
-        if load is not None and 0.0 < full <= load.kv_used_fraction / (0.9 if load.waiting else 1.0):
+        if place.is_engine_full(oracle.config.engine_full_fraction):
             return False
         return sight.pending[spec.worker_id] < oracle.config.prefill_pending_max_tokens
 

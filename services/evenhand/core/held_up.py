@@ -31,29 +31,29 @@ HELD_UP_USERS_MAX = 16
 
 class HeldUp:
     """``runs_at``: may something of a user be dispatched to an open worker now, headroom aside? ``waits``: told of
-    users found to wait for a warmer worker, and until when.
+    users found to wait for a warmer worker, and until when; None: those do not count as held up.
 
     Nobody runs at the ``kept`` worker: it is kept for one that fits nowhere. ``this_pass`` is that of the last
     pass over the open workers, which have not changed since.
     """
 
     __slots__ = ("_due_before_ns", "_free_most", "_heads", "_left", "_now_ns", "_open", "_open_mask", "_pass",
-                 "_refreshes_left", "_roomiest", "_runs_at", "_tenants", "_users", "_waits",
-                 "is_spent")  # fmt: skip
+                 "_refreshes_left", "_roomiest", "_runs_at", "_tenants", "_users", "is_spent",
+                 "waits")  # fmt: skip
 
     def __init__(
         self,
         rooms: Rooms,
         heads: Heads,
         runs_at: Callable[[User, Worker], bool],
-        waits: Callable[[User, int], None],
+        waits: Callable[[User, int], None] | None,
         kept: Worker | None,
         this_pass: int,
         now_ns: int,
     ) -> None:
         self._heads = heads
         self._runs_at = runs_at
-        self._waits = waits
+        self.waits = waits
         self._pass = this_pass
         self._now_ns = now_ns
         self._left = HELD_UP_MAX
@@ -124,11 +124,11 @@ class HeldUp:
         if cold.plain:
             if cold.blocks <= self._free_most and not warm_mask & roomiest.mark:
                 return True
-        elif not warm_mask & self._open_mask and cold.waits_until_ns > self._now_ns:
+        elif self.waits is not None and not warm_mask & self._open_mask and cold.waits_until_ns > self._now_ns:
             if cold.declined_pass != self._pass and cold.is_declined():
                 cold.declined_pass = self._pass
             if cold.declined_pass == self._pass:
-                self._waits(user, cold.waits_until_ns)
+                self.waits(user, cold.waits_until_ns)
                 return False
         return self._runs_if_uniform(user)
 

@@ -20,7 +20,8 @@ If the most-behind user fits nowhere for want of room, the worker predicted free
 only headroom holds back keeps nothing: the headroom is there for others than it.
 
 If nothing is found at all, and the most-behind has no use for the rooms that are open (``held_up``), it must not
-stop those who have: a second look leaves out who is held up, with windows about the least clock of the others.
+stop those who have: further looks leave out who is held up, with windows about the least clock of the others. Who
+waits for a warmer worker is left out only where a worker is hardly used (``IDLE_LOAD_MAX``).
 What that look finds outside the windows as they are is *backfilled*: charged as always, while every clock, A and
 V_w stay what they are, so that who was held up catches up afterwards.
 
@@ -47,6 +48,10 @@ from evenhand.core.waiting import Waiting
 from evenhand.core.worker import Worker
 
 NEVER_NS = 1 << 63
+
+IDLE_LOAD_MAX = 0.25
+"""Up to so much load (the fuller of slots and KV) a worker is filled past those that wait for a warmer one. Above
+it there is work to do, and what is put before them costs more fairness than it brings work."""
 
 
 class Placement:
@@ -166,43 +171,56 @@ class Placement:
     # What is best
 
     def _best_beside(self, now_ns: int) -> Choice | None:
-        """The best pair of those that are not held up, where the most-behind is."""
+        """The best pair of those that are not held up, where the most-behind is.
 
-        def runs_at(user: User, worker: Worker) -> bool:
-            return self._runs_at(user, worker, now_ns)
-
-        kept = self.keeping.kept.worker if self.keeping.kept is not None else None
-        held_up = HeldUp(self._rooms, self.heads, runs_at, self._note_waiting, kept, self._pass, now_ns)
-        fair, front = self._fair, None
-        if fair.all_universal:
-            if not held_up.is_first_held_up(fair.pool):
-                return None
-            worker = next(iter(self._rooms.open.values()))
-            front = self.fronts.beside(worker, held_up, self._seen, self._seen_tight)
-            if front is None:
-                return None
-            self.heads.refresh_due(front.users, now_ns)
-        choice = self._best(now_ns, None, held_up, front)
+        First past those that fit nowhere; then, at workers that are hardly used, past those that wait for a warmer
+        one too.
+        """
+        seen, is_tight = self._seen, self._seen_tight
+        choice = self._best_past(False, seen, is_tight, now_ns)
+        if choice is None and any(worker.load_share <= IDLE_LOAD_MAX for worker in self._rooms.open.values()):
+            choice = self._best_past(True, seen, False, now_ns)
         if choice is not None:
             user, worker, fronts = choice.user, choice.worker, self.fronts
             choice.backfilled = not (fronts.is_inside(user, worker) and fronts.is_user_inside(user, worker))
         return choice
 
-    def _runs_at(self, user: User, worker: Worker, now_ns: int) -> bool:
-        """May something of a user be dispatched to an open worker now, were its tenant below its share?"""
+    def _best_past(self, waiting_too: bool, seen: Front | None, is_tight: bool, now_ns: int) -> Choice | None:
+        def runs_at(user: User, worker: Worker) -> bool:
+            return self._runs_at(user, worker, waiting_too, now_ns)
+
+        kept = self.keeping.kept.worker if self.keeping.kept is not None else None
+        waits = self._note_waiting if waiting_too else None
+        held_up = HeldUp(self._rooms, self.heads, runs_at, waits, kept, self._pass, now_ns)
+        fair, front = self._fair, None
+        if fair.all_universal:
+            if not held_up.is_first_held_up(fair.pool):
+                return None
+            worker = next(iter(self._rooms.open.values()))
+            front = self.fronts.beside(worker, held_up, seen, is_tight)
+            if front is None:
+                return None
+            self.heads.refresh_due(front.users, now_ns)
+        return self._best(now_ns, None, held_up, front)
+
+    def _runs_at(self, user: User, worker: Worker, waiting_too: bool, now_ns: int) -> bool:
+        """May something of a user be dispatched to an open worker now, were its tenant below its share?
+
+        With ``waiting_too``, what waits for a warmer worker may not; else it may.
+        """
         head = self.heads.at(user, worker)
         free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
         if head.blocks_min > free_blocks:
             return False
         if head.plain and head.blocks <= free_blocks:
             return True
-        if head.waits_until_ns > now_ns and head.is_declined():
+        if waiting_too and head.waits_until_ns > now_ns and head.is_declined():
             self._note_waiting(user, head.waits_until_ns)
             return False
         found = self._in_full(user, worker, 0.0, free_blocks, now_ns)
         if found is None:
             return False
-        if found.declined and found.waits_until_ns > now_ns:
+        if waiting_too and found.declined and found.waits_until_ns > now_ns:
             self._note_declined(head, user, worker, now_ns)
             self._note_waiting(user, found.waits_until_ns)
             return False
@@ -228,7 +246,10 @@ class Placement:
         all_universal = fair.all_universal
         waiting = Waiting(shared, self._pass, now_ns) if shared is not None else None
         self._seen, self._seen_tight = None, True
+        is_for_idle = held_up is not None and held_up.waits is not None
         for worker in self._rooms.open.values():
+            if is_for_idle and worker.load_share > IDLE_LOAD_MAX:
+                continue
             if shared is None or not all_universal:
                 shared = self._front(worker, now_ns, only, held_up)
                 if shared is None:

@@ -1,5 +1,7 @@
 """Whoever is most behind and has no use for the rooms that are open does not stop those who have."""
 
+from collections import Counter
+
 import pytest
 from tests.unit.core.scheduler_world import MS, World, chain, config, tickets
 
@@ -107,7 +109,7 @@ def test_many_users_of_one_tenant_that_are_held_up_do_not_stop_the_others() -> N
 
 
 def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
-    """On every round until its wait is over, not only for as long as the window lasts."""
+    """On every round until its wait is over, and past the window where a worker has hardly anything to do."""
     world = World(config(cold_wait_backlog_factor=0.0))
     world.tenants("evil", "long", *OTHERS)
     world.workers("w0", slots=1)
@@ -121,7 +123,7 @@ def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
                 world.settle(held, after_ms=20)
     world.submit("evil", keys, output=16)
     running: list[Ticket] = []
-    for _ in range(45):
+    for count in range(45):
         world.effects.clear()
         for leg in running:
             world.settle(leg)
@@ -135,6 +137,9 @@ def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
         running = tickets(world.effects)
         assert {leg.tenant_id for leg in running} <= set(OTHERS)
         assert running
+        if count > 25:
+            assert max(Counter(leg.worker_id for leg in running).values()) == 3
+            assert all(leg.backfilled for leg in running)
     world.tick(1_000)
     assert "evil" in {leg.tenant_id for leg in tickets(world.effects)}
 
