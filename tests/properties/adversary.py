@@ -97,6 +97,8 @@ class Unkindness:
     """Workers that send no events."""
     held_up: bool = False
     """Requests that need a whole worker or exclude all workers but one: they have no use for most open rooms."""
+    engine_loads: bool = False
+    """Engines that report themselves full, or nearly and with requests waiting, and otherwise again later."""
     one_sided: bool = False
     """The first tenant is charged far too much for each leg, the others what they use."""
 
@@ -119,8 +121,12 @@ FEATURES = (
     "rate_limits",
     "approximate",
     "held_up",
+    "engine_loads",
 )
 """What a seed turns on or off by itself."""
+
+FEATURES_APART = ("held_up", "engine_loads")
+"""Drawn apart: worlds without them are what they are without these features."""
 
 FEATURE_PROBABILITY = 0.3
 LARGE_PROBABILITY = 0.04
@@ -135,9 +141,11 @@ def only(*features: str) -> Unkindness:
 def unkindness_of(seed: int) -> Unkindness:
     """The world that a seed stands for, by the seed alone."""
     rng = random.Random(f"world {seed}")
-    on: dict[str, Any] = {feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES[:-1]}
-    # Drawn apart: worlds without it are what they are without this feature.
-    on["held_up"] = random.Random(f"held up {seed}").random() < FEATURE_PROBABILITY
+    on: dict[str, Any] = {
+        feature: rng.random() < FEATURE_PROBABILITY for feature in FEATURES[: -len(FEATURES_APART)]
+    }
+    for feature in FEATURES_APART:
+        on[feature] = random.Random(f"{feature.replace('_', ' ')} {seed}").random() < FEATURE_PROBABILITY
     if rng.random() < LARGE_PROBABILITY:
         return Unkindness(workers_max=6, tenants_max=12, **on)
     if rng.random() < 0.05:
@@ -421,8 +429,8 @@ class Adversary:
             self._tenant(replace(spec, state=TenantState.ACTIVE))
         for worker_id in tuple(self.workers):
             self._step(WorkerDrained(worker_id, False))
-        if self.unkind.held_up:
-            self.unkind = replace(self.unkind, held_up=False)
+        if self.unkind.held_up or self.unkind.engine_loads:
+            self.unkind = replace(self.unkind, held_up=False, engine_loads=False)
             for worker_id in tuple(self.workers):
                 self._step(WorkerHeard(worker_id, WorkerLoad(0, 0, 0.0, self.now_ns)))
         for _ in range(20_000):
@@ -442,6 +450,10 @@ class Adversary:
     def _step(self, input: Input) -> tuple[Effect, ...]:
         if self.unkind.worker_loss and self.workers and self.rng.random() < 0.04:
             load = WorkerLoad(0, 0, 0.0, self.now_ns)
+            self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
+        if self.workers and self._sometimes("engine_loads", 0.06):
+            used = self.rng.choice([0.0, 0.0, 0.5, 0.9, 0.96, 0.97, 1.0])
+            load = WorkerLoad(self.rng.choice([0, 3]), self.rng.choice([0, 0, 2]), used, self.now_ns)
             self._one(WorkerHeard(self.rng.choice(list(self.workers)), load))
         if self.workers and self._sometimes("held_up", 0.05):
             load = WorkerLoad(0, 0, self.rng.choice([0.0, 0.0, 1.0]), self.now_ns)

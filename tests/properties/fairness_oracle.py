@@ -121,6 +121,9 @@ class Oracle(Standing):
                 self.bands_changed(bands)
             case WorkerJoined(spec):
                 self.joined(spec)
+            case WorkerHeard(worker_id, load):
+                if worker_id in self.places:
+                    self.places[worker_id].load = load
             case WorkerGone(worker_id):
                 self.gone(worker_id)
             case WorkerDrained(worker_id, draining):
@@ -332,6 +335,8 @@ class Oracle(Standing):
         """A successor took over from a checkpoint: clocks and legs go on, queues and workers are told anew."""
         self.work_to(now_ns)
         self.attach(scheduler, presence)
+        for place in self.places.values():
+            place.load = None
         for tenant_id, book in self.books.items():
             known = self.core.outstanding.tenants[tenant_id].users_known
             for line in book.lines.values():

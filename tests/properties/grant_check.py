@@ -80,6 +80,8 @@ class GrantCheck:
 
     def room(self, book: Book, place: Place, kv_blocks: int) -> None:
         """A slot and KV are free, and the last eighth goes to tenants below their share."""
+        full = place.is_engine_full(self.standing.config.engine_full_fraction)
+        demand(not full, "engine", "{} has said that it is full", place.spec.worker_id)
         spec = place.spec
         demand(len(place.legs) < spec.slots, "room", "{} has no slot left", spec.worker_id)
         demand(place.kv_blocks + kv_blocks <= spec.kv_blocks, "room", "{} has no KV left", spec.worker_id)

@@ -49,8 +49,7 @@ class Idleness:
         if not place.bit & oracle.members:
             return False
         worker = oracle.core.rooms.workers[spec.worker_id]
-        load, full = worker.load, oracle.config.engine_full_fraction
-        if load is not None and 0.0 < full <= load.kv_used_fraction / (0.9 if load.waiting else 1.0):
+        if place.is_engine_full(oracle.config.engine_full_fraction):
             return False
         return worker.prefill_pending_tokens(now_ns) < oracle.config.prefill_pending_max_tokens
 

@@ -101,6 +101,8 @@ class Standing:
                     place.kv_blocks += leg.kv_blocks
         elif spec.epoch < place.spec.epoch:
             return
+        elif spec.epoch > place.spec.epoch:
+            place.load = None
         place.spec = spec
         self.members_changed()
 

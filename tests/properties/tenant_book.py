@@ -6,7 +6,7 @@ from tests.properties.clock_book import Siblings
 from tests.properties.clock_nodes import Node, Span
 from tests.properties.guarantee_book import GuaranteeBook
 
-from evenhand.core.facts import Request, TenantSpec, TenantState, Ticket, WorkerSpec
+from evenhand.core.facts import Request, TenantSpec, TenantState, Ticket, WorkerLoad, WorkerSpec
 from evenhand.core.ids import RequestId, TenantId, TicketId, WorkerId
 
 
@@ -44,7 +44,7 @@ class Waiting:
 class Place:
     """A worker, and what the oracle knows to be reserved there."""
 
-    __slots__ = ("bit", "draining", "kv_blocks", "legs", "served", "spec")
+    __slots__ = ("bit", "draining", "kv_blocks", "legs", "load", "served", "spec")
 
     def __init__(self, spec: WorkerSpec, bit: int) -> None:
         self.spec = spec
@@ -54,6 +54,15 @@ class Place:
         self.kv_blocks = 0
         self.served: list[TenantId] = []
         """Distinct tenants served there, the latest last."""
+        self.load: WorkerLoad | None = None
+        """What its engine said last."""
+
+    def is_engine_full(self, full_fraction: float) -> bool:
+        """So much of its KV is used, or 9/10 of that while something waits there for more; 0: never."""
+        load = self.load
+        if load is None:
+            return False
+        return 0.0 < full_fraction <= load.kv_used_fraction / (0.9 if load.waiting else 1.0)
 
 
 @dataclass(slots=True)
