@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test check up bench lock generate clean
+.PHONY: help demo test check up bench compiled lock generate clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,11 @@ bench: $(VENV)/.dev  ## Print every figure of docs/benchmarks.md; about ten minu
 	for name in fold translator core_scheduler acquire warm_start visibility state engine; do \
 	  echo "== bench_$$name"; PYTHONPATH=services:. $(BIN)/python -m tests.benchmarks.bench_$$name || echo "bench_$$name: missed"; \
 	done
+
+compiled: $(VENV)/.dev  ## Install the package with a compiled core into build/compiled; needs a C compiler
+	rm -rf build/compiled
+	HATCH_BUILD_HOOKS_ENABLE=1 $(PIP) install --no-deps --target build/compiled .
+	PYTHONPATH=build/compiled $(BIN)/python -m evenhand.cli --version
 
 lock: $(VENV)/.dev  ## Lock the dependencies again, with hashes and without naming an index
 	$(PIP) install uv

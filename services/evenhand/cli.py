@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evenhand import __version__
+from evenhand import __version__, core_form
 from evenhand.core.errors import EvenhandError
 
 EXIT_FAULT = 1
@@ -78,7 +78,7 @@ def _run(arguments: list[str]) -> int:
         print(usage())
         return 0 if arguments else EXIT_USAGE
     if arguments[0] == "--version":
-        print(f"evenhand {__version__}")
+        print(f"evenhand {__version__} (core: {core_form()})")
         return 0
     command = next((command for command in COMMANDS if command.name == arguments[0]), None)
     if command is None:

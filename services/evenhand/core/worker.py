@@ -129,7 +129,7 @@ class Worker:
         """Uncached tokens reserved here whose prefill is not done yet: those awaited, and those modelled."""
         ahead_ns = self.prefill_until_ns - now_ns
         if ahead_ns <= 0:
-            return self.awaited_tokens
+            return float(self.awaited_tokens)
         return self.awaited_tokens + ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
 
     def fill(self, blocks: int) -> None:
@@ -142,7 +142,7 @@ class Worker:
         penalty = config.load_penalty * self.load_share
         ahead_ns = self.prefill_until_ns - now_ns
         if ahead_ns > 0 or self.awaited_tokens:
-            pending_tokens: float = self.awaited_tokens
+            pending_tokens = float(self.awaited_tokens)
             if ahead_ns > 0:
                 pending_tokens += ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
             penalty += config.prefill_penalty * (pending_tokens / config.prefill_pending_max_tokens)

@@ -4,10 +4,12 @@ import importlib
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+import evenhand
 from evenhand import cli
 
 
@@ -15,6 +17,15 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(command.name in out for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(("name", "form"), [("scheduler.py", "pure"), ("scheduler.cpython-311.so", "compiled")])
+def test_the_version_tells_which_core_it_is(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evenhand, "find_spec", lambda module: ModuleSpec(module, None, origin=f"core/{name}"))
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"evenhand {evenhand.__version__} (core: {form})\n"
 
 
 def test_no_command_is_a_usage_error() -> None:
