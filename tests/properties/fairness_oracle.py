@@ -127,6 +127,8 @@ class Oracle(Standing):
             case WorkerGone(worker_id):
                 self.gone(worker_id)
             case WorkerDrained(worker_id, draining):
+                place = self.places.get(worker_id)
+                self.stirred = place is not None and place.draining != draining
                 self.drain(worker_id, draining)
             case _:
                 pass
