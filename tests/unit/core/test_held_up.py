@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from tests.unit.core.scheduler_world import MS, World, chain, config, tickets
+from tests.unit.core.scheduler_world import MS, World, chain, config, ticket, tickets
 
 from evenhand.core.facts import Ticket, Usage, WorkerLoad
 from evenhand.core.held_up import HELD_UP_USERS_MAX
@@ -166,17 +166,19 @@ def test_who_was_held_up_keeps_its_claim_and_catches_up() -> None:
 
 
 def test_who_is_only_held_back_by_headroom_is_not_held_up() -> None:
-    """It has its share outstanding; those behind its window wait for it."""
+    """The last slot goes to tenants below their share; one that is, but beyond the window, waits for its turn."""
     world = World(config(window_fixed=0.0))
-    world.tenants("a", "b")
+    world.tenants("behind", weight=100.0)
+    world.tenants("ahead", "small")
     world.workers("w1", slots=8)
-    for _ in range(9):
-        world.submit("a", prompt=100, output=16)
-    held = world.scheduler.status(world.now_ns).tenants
-    assert {t.tenant_id: t.tickets_open for t in held}[TenantId("a")] == 8
-    for leg in [t for t in tickets(world.effects) if t.tenant_id == "a"][:1]:
-        world.settle(leg)
-    assert not any(t.backfilled for t in tickets(world.effects))
+    world.settle(ticket(world.submit("ahead", prompt=1_000, output=16)))
+    assert tickets(world.submit("small", prompt=1, output=1))
+    for _ in range(8):
+        world.submit("behind", prompt=100, output=16)
+    assert world.scheduler.status(0).workers[0].slots_used == 7
+    assert world.v("behind") < world.v("ahead")
+    assert not tickets(world.submit("ahead", prompt=10, output=1))
+    assert world.scheduler.status(0).workers[0].slots_used == 7
 
 
 def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
