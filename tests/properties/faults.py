@@ -412,7 +412,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(lift_to_the_least_of_all, "lift to the minimum of all queued", PLAIN, P),
     Fault(lift_to_0, "lift to 0", PLAIN, (*P, "P5")),
     Fault(no_lift, "no lift", PLAIN, P),
-    Fault(one_lo_for_all_workers, "one lo for all workers", Unkindness(worker_sizes=True), ("P6",)),
+    Fault(one_lo_for_all_workers, "one lo for all workers", Unkindness(worker_sizes=True), (*P, "P6")),
     Fault(a_lost_leg_keeps_its_charge, "a lost leg keeps its charge", Unkindness(worker_loss=True), ("P5",)),
     Fault(settle_twice, "settle twice", PLAIN, ("P5", *P)),
     Fault(settle_never, "settle never", PLAIN, ("P5", *P)),

@@ -121,4 +121,5 @@ ISOLATION = Experiment(
     cells,
     measure_case,
     page,
+    seeds=10,
 )
