@@ -9,6 +9,7 @@ when the scheduler explains a backfilled choice (``Sight``), before it is reserv
 the book's.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.properties.broken import at_most, demand
@@ -48,7 +49,7 @@ class Sight:
             for queued in tenant.queue.values():
                 self._look_up(tenant.spec.tenant_id, queued.request.request_id, queued.request.block_keys)
 
-    def _look_up(self, tenant_id: TenantId, request_id: RequestId, keys: tuple[int, ...]) -> dict[WorkerId, int]:
+    def _look_up(self, tenant_id: TenantId, request_id: RequestId, keys: Sequence[int]) -> dict[WorkerId, int]:
         found = {match.worker_id: match.blocks for match in self._presence.match(keys)}
         self._blocks[tenant_id, request_id] = found
         return found

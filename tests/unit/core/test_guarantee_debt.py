@@ -7,7 +7,7 @@ import pytest
 from tests.unit.core.scheduler_world import MS, World, config, ticket, tickets
 
 from evenhand.core.facts import Ticket, Usage, WorkerLoad
-from evenhand.core.ids import WorkerId
+from evenhand.core.ids import TenantId, WorkerId
 from evenhand.core.steps import Effect, Renew, Settle, WorkerGone, WorkerHeard
 
 LONG_MS = 10**9
@@ -69,7 +69,7 @@ class Crowd:
             self.fill()
         after = self.costs()
         for tenant in self.names:
-            for request_id in tuple(world.scheduler._legs.outstanding.tenants[tenant].waiting_ids()):
+            for request_id in tuple(world.scheduler._legs.outstanding.tenants[TenantId(tenant)].waiting_ids()):
                 world.cancel(tenant, request_id)
         for _, held in self.running:
             world.settle(held)
@@ -144,7 +144,7 @@ def test_a_leg_by_its_turn_pays_no_further_ahead_than_the_burst(burst_ms: float)
 def ahead(world: World) -> float:
     """How far its guarantee is paid ahead, in cost of the pool."""
     legs = world.scheduler._legs
-    return legs.outstanding.tenants["sure"].guarantee_tag - legs.guarantees.clock
+    return legs.outstanding.tenants[TenantId("sure")].guarantee_tag - legs.guarantees.clock
 
 
 def test_a_leg_by_its_turn_gives_back_no_more_than_it_moved() -> None:
@@ -166,11 +166,12 @@ def test_when_a_guarantee_falls_due_is_said_to_the_nanosecond_as_far_as_floats_t
     world.submit("sure", prompt=200)
     world.submit("sure", prompt=200)
     guarantees = world.scheduler._legs.guarantees
-    tenant = world.scheduler._legs.outstanding.tenants["sure"]
+    tenant = world.scheduler._legs.outstanding.tenants[TenantId("sure")]
     guarantees.clock = guarantees._rate_clock = clock
     guarantees.restore(tenant, 123.4, 0)
     assert not guarantees.due()
     due_ns = guarantees.next_due_ns(0)
+    assert due_ns is not None
     assert due_ns == pytest.approx(123.4 / 10_000.0 * 1e9, rel=0.01)
     guarantees.pass_time(due_ns - round(0.01 * due_ns))
     assert not guarantees.due()

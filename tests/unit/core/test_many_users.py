@@ -3,7 +3,7 @@
 from tests.unit.core.scheduler_world import World, chain, config, ticket
 
 from evenhand.core.heads import FOLLOWED_USERS_MAX
-from evenhand.core.ids import WorkerId
+from evenhand.core.ids import TenantId, WorkerId
 
 LONG_MS = 10**9
 USERS = 3 * FOLLOWED_USERS_MAX
@@ -11,7 +11,7 @@ USERS = 3 * FOLLOWED_USERS_MAX
 
 def seen(world: World) -> list[str]:
     """Users whose waiting request knows that a part of it is on the worker."""
-    users = world.scheduler._legs.outstanding.tenants["a"].users_known.values()
+    users = world.scheduler._legs.outstanding.tenants[TenantId("a")].users_known.values()
     return [u.node_id for u in users for q in u.queue.values() if q.cached.get(WorkerId("w1"))]
 
 

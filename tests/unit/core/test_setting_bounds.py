@@ -23,7 +23,7 @@ def config(**changes: Any) -> SchedulerConfig:
     return replace(SchedulerConfig(PoolId("p")), **changes)
 
 
-def beyond(bounds: Bounds) -> list[object]:
+def beyond(bounds: Bounds) -> list[Any]:
     """Values that it cannot be."""
     least, most = bounds.least, bounds.most
     return [-1, math.nan, math.inf, -math.inf, least - abs(least) - 1, most * 2 + 1, True, "1", None]
