@@ -1,11 +1,12 @@
 """How long a tenant can have to wait, in time: P3 and P8 of ``docs/fairness.md`` as one sum.
 
-While a tenant stays in A undispatched, each sibling can be booked at most ``φ_j · (T + v_i − v_j + ĉ_j + Ô_j +
-X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands, as
-far as what the siblings get has raised the clock of their own band. A pool that is full dispatches as fast as it
-delivers, at R, of which guarantees may take their part beside the clocks. Then it is the tenant's turn, and the
-last things to wait for are room, at most the longest residual of what runs, and a warmer worker than the one that
-is free, at most the cold wait. So::
+While a tenant stays in A undispatched, each sibling can be booked at most ``φ_j · (T + v_i + X̂_i − v_j + ĉ_j +
+Ô_j + X̂_j)`` before it lies outside the window of the waiting one; the same holds for the other bands among bands,
+as far as what the siblings get has raised the clock of their own band. Whose wait is the longest depends on
+weights too: a light tenant may wait longer for a heavy one that is ahead of it than that one for all the others.
+A pool that is full dispatches as fast as it delivers, at R, of which guarantees may take their part beside the
+clocks. Then it is the tenant's turn, and the last things to wait for are room, at most the longest residual of
+what runs, and a warmer worker than the one that is free, at most the cold wait. So::
 
     cost  = Σ siblings + Σ other bands + guaranteed rate · burst + one charge of each guaranteed tenant
     wait  = cost / (R · (1 − guaranteed share)) + longest residual + longest cold wait
@@ -63,6 +64,28 @@ def cost_ahead(v: float, window: float, others: Iterable[Sibling]) -> float:
     return sum(other.cost_before(v, window) for other in others)
 
 
+def most_cost_ahead(window: float, siblings: Sequence[Sibling]) -> float:
+    """Cost that may be booked to the others while one of these waits, whichever it is that waits for most.
+
+    Its own undercharges may still raise its clock. O(n log n): what one of the others may be booked is 0 up to
+    some clock of the one that waits, and from there on grows with it, by its weight.
+    """
+    base = min((each.v for each in siblings), default=0.0)
+    begins = sorted(
+        (each.v - base - window - each.charge - each.over - each.under, each.weight) for each in siblings
+    )
+    waiting = sorted((each.v + each.under, at) for at, each in enumerate(siblings))
+    most = weights = before = 0.0
+    passed = 0
+    for clock, at in waiting:
+        v = clock - base
+        while passed < len(begins) and begins[passed][0] < v:
+            begin, weight = begins[passed]
+            weights, before, passed = weights + weight, before + weight * begin, passed + 1
+        most = max(most, weights * v - before - siblings[at].cost_before(clock, window))
+    return most
+
+
 def wait_ms(cost: float, cost_rate_per_s: float, guaranteed_share: float, residual_ms: float) -> float:
     """Time in which a full pool has dispatched so much, and the last leg in the way has ended."""
     rate = cost_rate_per_s * (1.0 - guaranteed_share)
@@ -94,9 +117,7 @@ def worst_wait(
             return tenants_cost + cost_ahead(v, window_of_bands, others)
 
         if own.tenants:
-            last = max(own.tenants, key=lambda tenant: tenant.v + tenant.under)
-            rest = [tenant for tenant in own.tenants if tenant is not last]
-            in_a_cost = max(in_a_cost, through_bands(cost_ahead(last.v + last.under, own.window, rest)))
+            in_a_cost = max(in_a_cost, through_bands(most_cost_ahead(own.window, own.tenants)))
         before_newcomer = cost_ahead(own.virtual_time_max, own.window, own.tenants)
         newcomer_cost = max(newcomer_cost, through_bands(before_newcomer))
     entering = cost_ahead(bands_virtual_time_max, window_of_bands, [own.band for own in bands])

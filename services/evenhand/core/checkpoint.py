@@ -93,7 +93,7 @@ class SchedulerCheckpoint:
 
 
 def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
-    """Copy the state out; O(tenants + workers + open tickets)."""
+    """Copy the state out; O(n log n) in tenants and remembered users, workers, open tickets, limits' buckets."""
     return SchedulerCheckpoint(
         term=legs.term,
         tenants=tuple(

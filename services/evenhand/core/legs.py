@@ -20,6 +20,7 @@ move the old band's clock and the user's, and not the tenant's in its new band.
 
 from dataclasses import dataclass, field
 
+from evenhand.core.block_key import usable_blocks
 from evenhand.core.choice import Choice
 from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
@@ -425,7 +426,7 @@ class Legs:
         position = self.presence.map_position(worker.spec.worker_id)
         if position is None or position.epoch != worker.spec.epoch:
             return
-        usable = (request.prompt_tokens - 1) // worker.spec.block_size_tokens
+        usable = usable_blocks(request.prompt_tokens, worker.spec.block_size_tokens)
         blocks = self.presence.depth_map_only(worker.spec.worker_id, request.block_keys)
         if blocks:
             held.map_cached_blocks = min(blocks, usable)

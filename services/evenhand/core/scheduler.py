@@ -153,7 +153,7 @@ class PoolScheduler:
         restore_checkpoint(self._legs, checkpoint, now_ns, elapsed_ns)
 
     def status(self, now_ns: int) -> PoolStatus:
-        """Everything the metrics and the live table show; O(tenants + workers)."""
+        """Everything the metrics and the live table show; O(n log n) in tenants, workers and open tickets."""
         return pool_status(self._legs, self._requests.queued_total, now_ns)
 
     @property

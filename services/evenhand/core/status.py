@@ -27,7 +27,7 @@ class TenantStatus:
     cost_outstanding: float
     cost_got: float
     cost_due: float
-    """φ/Σφ(A) of what the pool dispatched while the tenant was in A."""
+    """Its share of what the pool dispatched while it was in A: its band's among bands · its own among tenants."""
     backlogged_s: float
     band: str = "default"
     guaranteed_share: float = 0.0

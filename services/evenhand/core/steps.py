@@ -187,7 +187,7 @@ class LegEnded:
     correction: float
     usage: Usage | None
     request_continues: bool
-    """True: the request is back at the front of its tenant's queue for another leg."""
+    """True: the request is back in its user's queue, at the place of its age, for another leg."""
     keyed_tokens: int = 0
     """Prompt tokens whose block keys were told, so that a hit could be foreseen; 0 where the worker is gone."""
 
@@ -210,7 +210,8 @@ class Refute:
 
 @dataclass(frozen=True, slots=True)
 class IdleCharged:
-    """A request for which a worker was kept is withdrawn: its tenant pays what the keeping left idle.
+    """What was left idle is paid for: by a request that is withdrawn while a worker is kept for it, by a leg that
+    ends with less than its charge after that, and by one that is broken off for the room that it held.
 
     ``cost`` is booked at all levels at once, in cost tokens, by the weights of that moment.
     """

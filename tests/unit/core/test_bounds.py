@@ -6,7 +6,7 @@ import random
 import pytest
 from tests.unit.core.scheduler_world import MS, World, config, tickets
 
-from evenhand.core.bounds import BandSiblings, Sibling, cost_ahead, wait_ms, worst_wait
+from evenhand.core.bounds import BandSiblings, Sibling, cost_ahead, most_cost_ahead, wait_ms, worst_wait
 from evenhand.core.facts import Ticket
 
 LONG_MS = 10**9
@@ -33,6 +33,26 @@ def test_the_last_in_order_and_the_newcomer_wait_longest() -> None:
     worst = worst_wait([band], 5.0, 0.0, 1_000.0, 0.0, 0.0, 0.0)
     assert worst.in_a_ms == pytest.approx(142.0 - 100.0 + 65.0)
     assert worst.newcomer_ms == pytest.approx((10.0 + 65.0) + (-30.0 + 65.0))
+
+
+def test_a_light_tenant_waits_for_a_heavy_one_that_is_ahead_of_it() -> None:
+    band = BandSiblings(at(0.0), (at(110.0, weight=1_000.0), at(100.0)), window=50.0, virtual_time_max=0.0)
+    worst = worst_wait([band], 5.0, 0.0, 1_000.0, 0.0, 0.0, 0.0)
+    assert worst.in_a_ms == pytest.approx(1_000.0 * (102.0 - 110.0 + 65.0))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_most_that_anybody_waits_for_is_that_of_the_worst(seed: int) -> None:
+    rng = random.Random(seed)
+    far = 10.0 ** rng.uniform(0, 9)
+    siblings = [
+        Sibling(far + rng.uniform(0, 500), 10 ** rng.uniform(-3, 3), rng.uniform(0, 90), rng.uniform(0, 90), 30.0)
+        for _ in range(rng.randrange(9))
+    ]
+    plain = [
+        cost_ahead(one.v + one.under, 100.0, [other for other in siblings if other is not one]) for one in siblings
+    ]
+    assert most_cost_ahead(100.0, siblings) == pytest.approx(max(plain, default=0.0), rel=1e-6, abs=1e-3)
 
 
 def test_other_bands_add_what_they_may_take() -> None:
