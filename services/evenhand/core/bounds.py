@@ -12,9 +12,10 @@ what runs, and a warmer worker than the one that is free, at most the cold wait.
     wait  = cost / (R · (1 − guaranteed share)) + longest residual + longest cold wait
 
 What the sum takes for granted: R stays what it is (it is what the pool delivers while siblings wait for warmer
-workers too); nobody else comes (each newcomer adds its own term); charges and wrong estimates are no larger than
-those seen so far and those open now; legs end within their output limit (who renews a ticket without end is
-bounded by ``leg_ms_max`` and ``concurrency_max`` alone).
+workers too); nobody else comes (each newcomer adds its own term); nobody who is more behind is held up (each adds
+a residual and a cold wait of its own); charges and wrong estimates are no larger than those seen so far and those
+open now; legs end within their output limit (who renews a ticket without end is bounded by ``leg_ms_max`` and
+``concurrency_max`` alone).
 
 Pure: plain numbers in, milliseconds out.
 """
