@@ -4,7 +4,7 @@
 
     python -m tests.properties.run_seeds --from 0 --count 100000 --jobs 1
 
-After each chunk a state file says which seeds were run against which core (a digest of its source), with how
+After each chunk a state file says which seeds were run against which core (a digest of what it does), with how
 many grants and violations; seeds that stand there for the core and the checker at hand are not run again. A seed
 that fails is printed with the command that replays it and goes to ``kept_seeds.json``, whose seeds the test
 suite runs for ever.
@@ -13,15 +13,15 @@ The exit code is 0 only if no seed failed.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.code_digest import code_digest
 from tests.properties.adversary import play
 
 import evenhand.core
@@ -68,20 +68,12 @@ class Outcome:
     broken: str | None
 
 
-def digest(paths: Iterable[Path]) -> str:
-    """Of the contents of files, in order of their names."""
-    sha = hashlib.sha256()
-    for path in sorted(paths):
-        sha.update(path.name.encode() + b"\0" + path.read_bytes())
-    return sha.hexdigest()[:16]
-
-
 def core_digest() -> str:
-    return digest(CORE.glob("*.py"))
+    return code_digest(CORE.glob("*.py"), CORE)
 
 
 def checker_digest() -> str:
-    return digest(HERE / name for name in CHECKER)
+    return code_digest((HERE / name for name in CHECKER), HERE)
 
 
 def run_one(seed: int) -> Outcome:

@@ -2,14 +2,13 @@
 
     python -m tests.simulation.run_seeds --from 1 --count 5000
 
-What was run is counted in ``seeds_run.json`` by a digest of ``services/evenhand``: a count says of which code it
-is. Each seed that failed is printed with the command that runs it again, and noted there, too. With ``--jobs`` so
+What was run is counted in ``seeds_run.json`` by a digest of what ``services/evenhand`` does: a count says of which
+code it is. Each seed that failed is printed with the command that runs it again, and noted there, too. With ``--jobs`` so
 many processes run chunks side by side; one process counts them, and two commands never count at once.
 """
 
 import argparse
 import fcntl
-import hashlib
 import json
 import os
 import sys
@@ -24,6 +23,8 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
+from tests.code_digest import code_digest
+
 from evenhand.simulation.system.main import line_of, replay_command
 from evenhand.simulation.system.system import Options, simulate
 
@@ -34,11 +35,7 @@ CHUNK_SEEDS = 25
 
 
 def source_digest() -> str:
-    """Digest of every source file of the package: names and contents, in order of name."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCE.rglob("*.py")):
-        digest.update(str(path.relative_to(SOURCE)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return code_digest(SOURCE.rglob("*.py"), SOURCE)
 
 
 def read_record() -> dict[str, dict[str, Any]]:
