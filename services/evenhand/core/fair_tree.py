@@ -182,8 +182,8 @@ class FairTree:
         tenant.spec = spec
         tenant.change_users(spec)
 
-    def change_bands(self, bands: Iterable[tuple[str, float]]) -> None:
-        """Have exactly these bands; raises ``InvalidInput``, changing nothing, where that cannot be."""
+    def check_bands(self, bands: Iterable[tuple[str, float]]) -> dict[str, float]:
+        """Weights of these bands, by name; raises ``InvalidInput`` where the pool cannot have exactly them."""
         wanted: dict[str, float] = {}
         for name, weight in bands:
             if name in wanted:
@@ -198,6 +198,11 @@ class FairTree:
         for name, band in self.bands.items():
             if name not in wanted and band.tenants_known:
                 raise InvalidInput(f"Band {name} cannot go while {len(band.tenants_known)} tenants stand in it.")
+        return wanted
+
+    def change_bands(self, bands: Iterable[tuple[str, float]]) -> None:
+        """Have exactly these bands; raises ``InvalidInput``, changing nothing, where that cannot be."""
+        wanted = self.check_bands(bands)
         self.bands = {name: band for name, band in self.bands.items() if name in wanted}
         for name, weight in wanted.items():
             known = self.bands.get(name)

@@ -29,6 +29,7 @@ from evenhand.core.fleet import Fleet
 from evenhand.core.guarantees import Guarantees
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
+from evenhand.core.limits import check_rates
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import NEVER_NS, Placement
 from evenhand.core.presence import Presence
@@ -94,7 +95,11 @@ class PoolScheduler:
         """When the first request that waits for a warmer worker need not wait on."""
 
     def step(self, input: Input, now_ns: int) -> tuple[Effect, ...]:
-        """Take one input in; return what the shell must do, in that order."""
+        """Take one input in; return what the shell must do, in that order.
+
+        Raises ``InvalidInput``, changing nothing, for a tenant or bands that cannot be.
+        """
+        self._check(input)
         effects: list[Effect] = []
         self._pass_time(now_ns, effects)
         match input:
@@ -168,10 +173,17 @@ class PoolScheduler:
 
     # Tenants
 
+    def _check(self, input: Input) -> None:
+        """Refuse what cannot be before time has passed: what that brings about could not be told any more."""
+        if isinstance(input, TenantChanged):
+            check_tenant(input.spec)
+            check_rates(input.spec)
+            self._legs.fair.band_of(input.spec)
+        elif isinstance(input, BandsChanged):
+            self._legs.fair.check_bands(input.bands)
+
     def _tenant_changed(self, changed: TenantChanged, now_ns: int) -> None:
         spec = changed.spec
-        check_tenant(spec)
-        self._legs.fair.band_of(spec)
         self._legs.limits.change(spec, now_ns)
         tenant = self._legs.outstanding.tenants.get(spec.tenant_id)
         if tenant is None:

@@ -1,4 +1,4 @@
-"""The life of a request, and every way it can end. FAULTS.md, "Tickets and lifecycles" and "Answers"."""
+"""The life of a request, and every way it can end. docs/invariants.md, "Tickets and lifecycles", "Answers"."""
 
 import heapq
 from types import SimpleNamespace
@@ -8,8 +8,19 @@ from tests.unit.core.scheduler_world import MS, World, chain, config, ended, ref
 
 from evenhand.core import requests
 from evenhand.core.errors import InvalidInput
-from evenhand.core.facts import LegOutcome, RefusalReason, TenantState, Usage
-from evenhand.core.steps import LegEnded, Refused, Renew, Settle, ShutDown, TicketUnknown
+from evenhand.core.facts import LegOutcome, RateLimits, RefusalReason, TenantSpec, TenantState, Usage
+from evenhand.core.ids import TenantId
+from evenhand.core.steps import (
+    BandsChanged,
+    LegEnded,
+    Refused,
+    Renew,
+    Settle,
+    ShutDown,
+    TenantChanged,
+    Tick,
+    TicketUnknown,
+)
 
 
 @pytest.fixture
@@ -80,6 +91,26 @@ def test_an_impossible_weight_is_refused_and_changes_nothing(world: World, weigh
     with pytest.raises(InvalidInput, match="Tenant a has weight"):
         world.tenants("a", weight=weight)
     assert ticket(world.submit("a")).weight == 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        TenantChanged(TenantSpec(TenantId("a"), weight=-1.0)),
+        TenantChanged(TenantSpec(TenantId("a"), band="unknown")),
+        TenantChanged(TenantSpec(TenantId("a"), rate_limits=RateLimits(requests_per_minute=-1))),
+        BandsChanged((("default", 0.0),)),
+        BandsChanged((("another", 1.0),)),
+    ],
+)
+def test_what_time_brings_about_is_told_though_an_impossible_change_comes_with_it(
+    world: World, change: TenantChanged | BandsChanged
+) -> None:
+    held = ticket(world.submit("a"))
+    with pytest.raises(InvalidInput):
+        world.step(change, after_ms=60_000)
+    ended = [effect for effect in world.step(Tick()) if isinstance(effect, LegEnded)]
+    assert [(each.ticket, each.outcome) for each in ended] == [(held, LegOutcome.EXPIRED)]
 
 
 def test_a_changed_weight_counts_from_the_next_leg_on(world: World) -> None:
