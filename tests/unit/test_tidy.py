@@ -28,6 +28,8 @@ INDEX_HOSTS = re.compile(r"pythonhosted|pypi\.org/(simple|packages)|registry\.np
 MACHINE_PATHS = re.compile(r"(?<![\w./])/(work|farm|root)/")
 LEFT_UNDONE = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError")
 NO_HISTORY = re.compile(r"#.*\b(no longer|previously|used to be|was renamed|formerly)\b", re.IGNORECASE)
+OTHER_PAGES = re.compile(r"\b(FAULTS|DESIGN|STYLE|RIVALS)\.md\b")
+"""Pages that are none of this repository's."""
 HERE = Path(__file__).resolve()
 
 
@@ -112,6 +114,7 @@ def test_the_core_knows_nothing_of_the_world() -> None:
         (MACHINE_PATHS, "holds a path of one machine"),
         (LEFT_UNDONE, "is left undone"),
         (NO_HISTORY, "tells history in a comment"),
+        (OTHER_PAGES, "names a page that is not here"),
     ],
 )
 def test_no_file(pattern: re.Pattern[str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Fairness", by kind: small pools driven to a steady state, and what each tenant got."""
+"""docs/invariants.md, "Fairness", by kind: small pools driven to a steady state, and what each tenant got."""
 
 from collections import Counter
 from collections.abc import Callable

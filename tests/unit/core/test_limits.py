@@ -1,4 +1,4 @@
-"""Limits per minute: FAULTS.md, "Quotas", by kind, where the core is concerned."""
+"""Limits per minute: docs/invariants.md, "Limits", by kind, where the core is concerned."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Choosing a worker", by kind."""
+"""docs/invariants.md, "Choosing a worker", by kind."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Answers": each way not to get a place has its own reason, in one sentence that names the thing."""
+"""Answers (docs/invariants.md): each way not to get a place has its own reason, in one sentence that names it."""
 
 import pytest
 from tests.unit.core.scheduler_world import World, chain, config, ended, refusal, ticket, tickets

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Tickets and lifecycles": nothing leaks, nothing counts twice, saying nothing is no way out."""
+"""Tickets (docs/invariants.md): nothing leaks, nothing counts twice, saying nothing is no way out."""
 
 from dataclasses import replace
 
