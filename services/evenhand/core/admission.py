@@ -70,6 +70,7 @@ def refusal_of_tenant(
 
 
 def no_worker(config: SchedulerConfig) -> Refusal:
+    """Why nothing is admitted while the pool has no worker; says when to come back."""
     return Refusal(
         RefusalReason.NO_WORKER,
         f"Pool {config.pool_id} has no worker that takes requests.",

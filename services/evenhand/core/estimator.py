@@ -62,6 +62,7 @@ class Latest:
         self.by_size: list[int] = []
 
     def add(self, tokens: int) -> None:
+        """Take in the latest length, in tokens; of more than ``LATEST_KEPT_MAX`` the oldest goes."""
         if len(self.by_time) == LATEST_KEPT_MAX:
             oldest = self.by_time.popleft()
             del self.by_size[bisect_left(self.by_size, oldest)]
@@ -128,6 +129,7 @@ class OutputEstimator:
         self._tokens[tenant_id] = float(tokens)
 
     def forget(self, tenant_id: TenantId) -> None:
+        """Drop what was learned of a tenant."""
         self._tokens.pop(tenant_id, None)
         self._latest.pop(tenant_id, None)
 
@@ -212,6 +214,7 @@ class ServiceRate:
     granted_at_ns: int | None = None
 
     def granted(self, now_ns: int) -> None:
+        """One of the tenant's requests was granted."""
         if self.granted_at_ns is not None:
             gap_ns = now_ns - self.granted_at_ns
             self.gap_ns = gap_ns if self.gap_ns == 0.0 else self.gap_ns + (gap_ns - self.gap_ns) * SERVICE_STEP

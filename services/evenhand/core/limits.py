@@ -98,6 +98,7 @@ class Limits:
         return len(self._charges)
 
     def of(self, tenant_id: TenantId) -> tuple[RateLimit, ...]:
+        """Limits of a tenant, the tenant's own first; empty: it has none."""
         return self._limits.get(tenant_id, ())
 
     def change(self, spec: TenantSpec, now_ns: int) -> None:

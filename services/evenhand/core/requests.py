@@ -296,6 +296,7 @@ class Requests:
         sentence: str,
         effects: list[Effect],
     ) -> None:
+        """Tell that a request ends without a grant; what it left behind is the caller's to clear."""
         retry_after_ms = self._legs.config.retry_after_default_ms if reason in RETRIED else None
         effects.append(Refused(tenant_id, request_id, Refusal(reason, sentence, retry_after_ms)))
 

@@ -80,6 +80,8 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
+    """One pool at one moment. Costs in cost tokens, clocks and windows in virtual time (cost ÷ weight)."""
+
     tenants: tuple[TenantStatus, ...]
     workers: tuple[WorkerStatus, ...]
     queued_total: int
@@ -102,6 +104,7 @@ class PoolStatus:
 
 
 def pool_status(legs: Legs, queued_total: int, now_ns: int) -> PoolStatus:
+    """The pool as it stands; ``now_ns`` is not before the last step."""
     bands = tuple(_band_status(legs, band) for band in legs.fair.bands.values())
     worst = pool_worst_wait(legs, now_ns)
     return PoolStatus(

@@ -70,6 +70,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeard:
+    """A worker's edge is alive, and tells its engine's load; ``map_complete`` False: its map has a gap."""
+
     worker_id: WorkerId
     load: WorkerLoad
     map_complete: bool = True
@@ -85,18 +87,25 @@ class WorkerDrained:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
+    """A worker is gone for good: its legs end as lost. ``sentence`` says why, for people."""
+
     worker_id: WorkerId
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class TenantChanged:
+    """A tenant is new here, or is from here on as ``spec`` says; one that cannot be raises ``InvalidInput``."""
+
     spec: TenantSpec
 
 
 @dataclass(frozen=True, slots=True)
 class BandsChanged:
-    """The pool's bands and their weights are these from here on; a band that tenants stand in cannot go."""
+    """The pool's bands and their weights are these from here on.
+
+    A band that tenants stand in cannot go: that, or a weight that cannot be, raises ``InvalidInput``.
+    """
 
     bands: tuple[tuple[str, float], ...]
 
@@ -171,6 +180,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
+    """A ticket lives on, by the scheduler's own clock until ``expires_at_ns``."""
+
     ticket_id: TicketId
     expires_at_ns: int
     ttl_ms: int

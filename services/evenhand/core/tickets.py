@@ -95,6 +95,7 @@ class OpenTicket:
         self.expires_at_ns = max(self.expires_at_ns, min(expires_at_ns, self.renewable_until_ns))
 
     def cost_of(self, usage: Usage, cost: CostWeights) -> float:
+        """Cost tokens of what a leg used."""
         return cost.cost(usage.uncached_tokens, usage.cached_tokens, usage.output_tokens)
 
 
@@ -122,6 +123,7 @@ class TicketBook:
         return ticket_id in self._open
 
     def get(self, ticket_id: TicketId) -> OpenTicket | None:
+        """An open ticket; None: it is closed, or was never granted here."""
         return self._open.get(ticket_id)
 
     def all_open(self) -> Sequence[OpenTicket]:
@@ -129,6 +131,7 @@ class TicketBook:
         return tuple(self._open.values())
 
     def open(self, ticket: OpenTicket) -> None:
+        """Take a ticket in, once."""
         ticket_id = ticket.ticket.ticket_id
         assert ticket_id not in self._open, f"ticket {ticket_id} opened twice"
         self._open[ticket_id] = ticket

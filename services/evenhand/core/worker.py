@@ -154,6 +154,7 @@ class Worker:
         return pending / self.prefill_rate_tokens_per_s * 1000.0 + self.output_token_ms
 
     def blocks_for(self, tokens: int) -> int:
+        """KV blocks that hold so many tokens."""
         return -(-tokens // self.spec.block_size_tokens)
 
     def reserve(self, ticket: "OpenTicket", uncached_tokens: int, now_ns: int) -> None:

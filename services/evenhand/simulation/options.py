@@ -22,8 +22,10 @@ class SentenceParser(argparse.ArgumentParser):
 
 def whole(text: str) -> int:
     """An option's whole number from 0; ``ArgumentTypeError`` for anything else."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > WHOLE_DIGITS_MAX:
+    if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    if len(text) > WHOLE_DIGITS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than {WHOLE_DIGITS_MAX} digits")
     return int(text)
 
 

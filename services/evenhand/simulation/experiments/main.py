@@ -94,6 +94,7 @@ def _one(experiment: Experiment, arguments: argparse.Namespace) -> int:
         folder = Path("docs/results")
     if folder is not None:
         command = f"evenhand simulate experiment {experiment.name} --first-seed {seeds[0]} --seeds {count}"
+        command += " --out docs/results" if experiment.prints else ""
         for path in write_page(experiment, page, Provenance(seeds, command, code_of_all(experiment)), folder):
             print(path, file=sys.stderr)
     return sum(not claim.met for claim in page.claims)
