@@ -279,11 +279,19 @@ class PoolScheduler:
 
 
 def check_tenant(spec: TenantSpec) -> None:
-    """Raise ``InvalidInput`` for weights that no share can be made of."""
+    """Raise ``InvalidInput`` for weights that no share can be made of, and bounds that nothing could keep."""
     if not WEIGHT_MIN <= spec.weight <= WEIGHT_MAX:
         raise InvalidInput(
             f"Tenant {spec.tenant_id} has weight {spec.weight}; it must be {WEIGHT_MIN:g} to {WEIGHT_MAX:g}."
         )
+    bounds = {
+        "concurrency_max": spec.concurrency_max,
+        "queue_length_max": spec.queue_length_max,
+        "queue_bytes_max": spec.queue_bytes_max,
+    }
+    for name, value in bounds.items():
+        if value < 0:
+            raise InvalidInput(f"Tenant {spec.tenant_id} has {name} {value}; it must not be negative.")
     for user, weight in spec.user_weights:
         if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
             raise InvalidInput(

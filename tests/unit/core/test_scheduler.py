@@ -98,6 +98,9 @@ def test_an_impossible_weight_is_refused_and_changes_nothing(world: World, weigh
     [
         TenantChanged(TenantSpec(TenantId("a"), weight=-1.0)),
         TenantChanged(TenantSpec(TenantId("a"), band="unknown")),
+        TenantChanged(TenantSpec(TenantId("a"), concurrency_max=-1)),
+        TenantChanged(TenantSpec(TenantId("a"), queue_length_max=-1)),
+        TenantChanged(TenantSpec(TenantId("a"), queue_bytes_max=-1)),
         TenantChanged(TenantSpec(TenantId("a"), rate_limits=RateLimits(requests_per_minute=-1))),
         BandsChanged((("default", 0.0),)),
         BandsChanged((("another", 1.0),)),
