@@ -100,7 +100,7 @@ class HeldUpCheck:
             ]
             for other in passed:
                 if not at_most(node.v, other.v + window):
-                    held_up = self._is_node_held_up(other, line, sight)
+                    held_up = self._is_node_held_up(other, line, place, sight)
                     demand(held_up, "held up", "{} passed {}, which had a place", ticket.request_id, other.key)
             outside.append(bool(passed))
         if self.oracle.exact:
@@ -115,19 +115,24 @@ class HeldUpCheck:
         what = f"{place.spec.worker_id} was kept for {user} of {tenant_id}"
         demand(place.spec.worker_id != worker_id or is_its_own, "held up", what)
 
-    def _is_node_held_up(self, node: Node, line: Line, sight: Sight) -> bool:
-        """A sibling at any level of the way to a user."""
+    def _is_node_held_up(self, node: Node, line: Line, place: Place, sight: Sight) -> bool:
+        """A sibling at any level of the way to a user: all of it that reaches the place."""
         oracle, book = self.oracle, line.book
         if node.siblings is oracle.pool:
-            tenants = [each for each in oracle.bands[node.key].tenants.nodes if each.in_a]
-            return all(self._is_tenant_held_up(oracle.books[TenantId(each.key)], sight) for each in tenants)
+            tenants = [each for each in oracle.bands[node.key].tenants.nodes if each.reach & place.bit]
+            return all(self._is_tenant_held_up(oracle.books[TenantId(each.key)], place, sight) for each in tenants)
         if node.siblings is book.band.tenants:
-            return self._is_tenant_held_up(oracle.books[TenantId(node.key)], sight)
+            return self._is_tenant_held_up(oracle.books[TenantId(node.key)], place, sight)
         return self.is_held_up(book.lines[node.key], sight)
 
-    def _is_tenant_held_up(self, book: Book, sight: Sight) -> bool:
-        users = sorted((node.v, node.key) for node in book.users.nodes if node.in_a)
-        return all(self.is_held_up(book.lines[name], sight) for _, name in users[:HELD_UP_USERS_MAX])
+    def _is_tenant_held_up(self, book: Book, place: Place, sight: Sight) -> bool:
+        return all(self.is_held_up(line, sight) for line in self._standing_for(book, place))
+
+    def _standing_for(self, book: Book, place: Place) -> list[Line]:
+        """Who stands for a tenant at a place: of its first users those that reach it, or all where none does."""
+        users = sorted((node.v, node.key) for node in book.users.nodes if node.in_a)[:HELD_UP_USERS_MAX]
+        lines = [book.lines[name] for _, name in users]
+        return [line for line in lines if line.node.reach & place.bit] or lines
 
     def is_held_up(self, line: Line, sight: Sight) -> bool:
         """Nothing of it could be dispatched at any open place; where waits count, whoever may be waiting waits."""
@@ -247,7 +252,7 @@ class HeldUpCheck:
             band = oracle.bands[band_name]
             tenants = sorted((n.v, n.key) for n in band.tenants.nodes if n.reach & bit)
             books = [(v, oracle.books[TenantId(key)]) for v, key in tenants]
-            books = [(v, book) for v, book in books if not self._is_surely_all_held_up(book, sight)]
+            books = [(v, book) for v, book in books if not self._is_surely_all_held_up(book, place, sight)]
             if band_v > bands_max or not books:
                 continue
             windows = oracle.windows(books[0][1])
@@ -257,9 +262,8 @@ class HeldUpCheck:
                     found += self._users_beside(book, bit, oracle.windows(book)[2], sight)
         return found
 
-    def _is_surely_all_held_up(self, book: Book, sight: Sight) -> bool:
-        users = sorted((node.v, node.key) for node in book.users.nodes if node.in_a)
-        return all(self._is_surely_held_up(book.lines[name], sight) for _, name in users[:HELD_UP_USERS_MAX])
+    def _is_surely_all_held_up(self, book: Book, place: Place, sight: Sight) -> bool:
+        return all(self._is_surely_held_up(line, sight) for line in self._standing_for(book, place))
 
     def _users_beside(self, book: Book, bit: int, window: float, sight: Sight) -> list[Line]:
         users = sorted((node.v, node.key) for node in book.users.nodes if node.in_a)[:HELD_UP_USERS_MAX]

@@ -66,6 +66,8 @@ class Comparison:
             open_legs += len(book.legs)
         if self.standing.scheduler._requests.queued_total != queued:
             demand(False, "counters", "{} queued, {} wait", self.standing.scheduler._requests.queued_total, queued)
+        in_a = sum(len(tenant.queue) for tenant in core.outstanding.tenants.values() if tenant.in_a)
+        demand(core.outstanding.queued_in_a == in_a, "counters", "{} of A wait", in_a)
         if len(core.book) != open_legs:
             demand(False, "counters", "{} tickets, {} open legs", len(core.book), open_legs)
         if not open_legs:

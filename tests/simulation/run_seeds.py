@@ -3,8 +3,8 @@
     python -m tests.simulation.run_seeds --from 1 --count 5000
 
 What was run is counted in ``seeds_run.json`` by a digest of what ``services/evenhand`` does: a count says of which
-code it is. Each seed that failed is printed with the command that runs it again, and noted there, too. With ``--jobs`` so
-many processes run chunks side by side; one process counts them, and two commands never count at once.
+code it is. Each seed that failed is printed with the command that runs it again, and noted there, too. With
+``--jobs`` so many processes run chunks side by side; one of them counts, and two commands never count at once.
 """
 
 import argparse

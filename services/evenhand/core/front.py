@@ -115,12 +115,12 @@ class Fronts:
         for v, _, band in fair.pool.in_order():
             if v > v_max or held_up.is_spent:
                 break
-            if band.reach_tokens > capacity_tokens or held_up.band(band):
+            if band.reach_tokens > capacity_tokens:
                 continue
-            if v_max == math.inf:
-                v_max = v + fair.window_of_bands(rate)
             seen_band = seen.bands.get(band.node_id) if seen is not None else None
-            self._tenants_beside(band, worker, held_up, front, seen_band, is_tight)
+            is_there = self._tenants_beside(band, worker, held_up, front, seen_band, is_tight)
+            if is_there and v_max == math.inf:
+                v_max = v + fair.window_of_bands(rate)
         return front if front.users else None
 
     def _tenants_beside(
@@ -131,11 +131,15 @@ class Fronts:
         front: Front,
         seen: BandFront | None,
         is_tight: bool,
-    ) -> None:
-        """Add the first K tenants of a band that are not held up, with v ≤ the least of them + T."""
+    ) -> bool:
+        """Add the first K tenants of a band that are not held up, with v ≤ the least of them + T.
+
+        Is there one that reaches the worker and is not held up, added or not? Also where not all were asked.
+        """
         capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
         per_weight = self._outstanding.per_weight(band)
-        for v, tenant_id, tenant in islice(band.tenants.in_order(), self._tenants_max + HELD_UP_MAX):
+        looked_max = self._tenants_max + HELD_UP_MAX
+        for v, tenant_id, tenant in islice(band.tenants.in_order(), looked_max):
             if v > v_max or held_up.is_spent:
                 break
             if tenant.reach_tokens > capacity_tokens:
@@ -147,11 +151,11 @@ class Fronts:
             if is_tight and not is_vain and tenant.granted:
                 is_vain = tenant.outstanding >= tenant.weight * per_weight
             if v_max == math.inf:
-                if held_up.tenant(tenant):
+                if held_up.tenant_at(tenant, worker):
                     continue
                 v_max = v + self._fair.window_of_tenants(band, self._cost_rate.per_s)
                 front.bands[band.node_id] = BandFront(band, v_max, None)
-            if is_vain or (held_up.user(order[0][2]) if len(order) == 1 else held_up.tenant(tenant)):
+            if is_vain or (held_up.user(order[0][2]) if len(order) == 1 else held_up.tenant_at(tenant, worker)):
                 continue
             if count == self._tenants_max:
                 front.bands[band.node_id].last = (v, tenant_id)
@@ -160,6 +164,7 @@ class Fronts:
             count += 1
             self._users_beside(tenant, worker, held_up, front.users)
         front.tenants_count += count
+        return v_max < math.inf or len(band.tenants) > looked_max
 
     def _users_beside(self, tenant: Tenant, worker: Worker, held_up: HeldUp, users: list[User]) -> None:
         """Add the first users of a tenant that are not held up, with v ≤ the least of them + T."""

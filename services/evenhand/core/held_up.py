@@ -2,8 +2,9 @@
 
 A user is held up if at every open worker none of its heads can be dispatched for a reason other than headroom: it
 does not fit, is excluded there, the worker is kept for somebody else, or it waits there for a warmer one. One that
-only headroom holds back is not held up. A tenant is held up if all its users in A are, a band if all its tenants
-in A are.
+only headroom holds back is not held up. A tenant is held up at a worker if all its users in A that reach the worker
+are, a band if all its tenants in A that reach it are: those that do not reach it have no claim there, though they
+may have a use for other rooms.
 
 One is made for one look over the open workers, and remembers its answers for it. It asks of at most
 ``HELD_UP_MAX`` users; beyond them it is ``spent``, and whoever it would have to ask of counts as held up, so that
@@ -86,7 +87,15 @@ class HeldUp:
             known = self._users[user] = not self._runs_somewhere(user)
         return known
 
-    def tenant(self, tenant: Tenant) -> bool:
+    def tenant_at(self, tenant: Tenant, worker: Worker) -> bool:
+        """Are all its users in A held up that reach a worker? Where none of the first reaches it, all the first?"""
+        if self._tenant(tenant):
+            return True
+        order, capacity_tokens = tenant.users.order, worker.capacity_tokens
+        there = [user for _, _, user in order[:HELD_UP_USERS_MAX] if user.reach_tokens <= capacity_tokens]
+        return bool(there) and all(self.user(user) for user in there)
+
+    def _tenant(self, tenant: Tenant) -> bool:
         """Are all its users in A held up?"""
         order = tenant.users.order
         if len(order) == 1:
@@ -97,10 +106,6 @@ class HeldUp:
             if not self.is_spent:
                 self._tenants[tenant] = known
         return known
-
-    def band(self, band: Band) -> bool:
-        """Are all its tenants in A held up?"""
-        return all(self.tenant(tenant) for _, _, tenant in band.tenants.in_order())
 
     def is_first_held_up(self, pool: FairQueue[Band]) -> bool:
         """Is the most-behind user of any band held up? Without one nobody stands in the way of others."""

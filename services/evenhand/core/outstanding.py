@@ -28,6 +28,8 @@ class Outstanding:
         self.total = 0.0
         self.active_count = 0
         """Tenants in A or holding tickets."""
+        self.queued_in_a = 0
+        """Waiting requests of the tenants in A: what waits by its own tenant's limits keeps no worker busy."""
         self._bands_units = 0
         """Weight of the bands that have active tenants."""
         self.cost_dispatched = 0.0
@@ -43,7 +45,11 @@ class Outstanding:
         self.total = self.total - cost if tickets_open else 0.0
 
     def note(self, tenant: Tenant) -> None:
-        """The tenant may have become active, or ceased to be."""
+        """The tenant may have become active, or ceased to be; or its queue has changed."""
+        queued = len(tenant.queue) if tenant.in_a else 0
+        if queued != tenant.queued_in_a:
+            self.queued_in_a += queued - tenant.queued_in_a
+            tenant.queued_in_a = queued
         is_active = tenant.in_a or bool(tenant.granted)
         if is_active is not tenant.is_active:
             self._set_active(tenant, is_active)

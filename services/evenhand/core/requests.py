@@ -109,6 +109,8 @@ class Requests:
             self._push_deadline(request.deadline_ns, queued)
         if not tenant.in_a or len(user.queue) <= self._legs.config.requests_considered_max:
             self._legs.move(user, now_ns)
+        else:
+            self._legs.outstanding.note(tenant)
 
     def _refusal(self, submit: Submit, tenant: Tenant, now_ns: int) -> Refusal | None:
         request = submit.request

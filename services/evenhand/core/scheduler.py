@@ -241,7 +241,7 @@ class PoolScheduler:
         if not (self._legs.fair.stirred or self._legs.rooms.stirred or now_ns >= due_at_ns):
             return
         placement = self._legs.placement
-        placement.fitting.backlog(self._legs.cost_rate.backlog_ns(self._requests.queued_total))
+        placement.fitting.backlog(self._legs.cost_rate.backlog_ns(self._legs.outstanding.queued_in_a))
         placement.begin()
         while self._requests.queued_total and self._legs.rooms.open:
             due = self._legs.guarantees.due()

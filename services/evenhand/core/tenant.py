@@ -159,6 +159,7 @@ class Tenant(FairChild):
         "outstanding",
         "queue",
         "queue_bytes",
+        "queued_in_a",
         "service",
         "spec",
         "tells_first_token",
@@ -179,6 +180,8 @@ class Tenant(FairChild):
         self.queue: dict[RequestId, Queued] = {}
         """Everything of it that waits, of all users, in no order that means anything."""
         self.queue_bytes = 0
+        self.queued_in_a = 0
+        """How much of it counts as the pool's backlog; written by ``Outstanding`` alone."""
         self.granted: dict[RequestId, OpenTicket] = {}
         """Its open tickets, by request."""
         self.outstanding = 0.0

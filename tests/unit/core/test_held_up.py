@@ -187,3 +187,27 @@ def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
     crowd.world.submit("big", prompt=WHOLE_TOKENS, output=16)
     assert crowd.round()
     assert not any(each.ticket.backfilled for each in crowd.granted)
+
+
+@pytest.mark.parametrize("level", ["tenants of a band", "users of a tenant"])
+def test_what_does_not_reach_a_worker_has_no_claim_there(level: str) -> None:
+    """One of two reaches the small worker and is held up; the other, whom headroom holds back, never fits there."""
+    bands = (("default", 1.0), ("low", 10.0))
+    world = World(config(bands=bands, window_fixed=0.0, prefill_pending_max_tokens=1 << 40))
+    of_a_band = level == "tenants of a band"
+    names = {"whole": "whole", "big": "big"} if of_a_band else {"whole": "mixed", "big": "mixed"}
+    world.tenants(*sorted(set(names.values())), band="low" if of_a_band else "default", weight=10.0)
+    world.tenants("other")
+    world.workers("full", "large")
+    world.workers("small", kv_blocks=100)
+    not_small, not_large = (WorkerId("full"), WorkerId("large")), (WorkerId("large"),)
+    assert ticket(world.submit("other", prompt=300, excluded_workers=not_small)).worker_id == "small"
+    world.settle(ticket(world.submit("other", prompt=9_000)))
+    world.step(WorkerHeard(WorkerId("full"), WorkerLoad(0, 0, 1.0, world.now_ns)))
+    for _ in range(8):
+        world.submit(names["big"], prompt=2_000, user="big")
+    assert not tickets(world.submit(names["whole"], prompt=1_500, user="whole", excluded_workers=not_large))
+    assert [worker.slots_used for worker in world.scheduler.status(0).workers] == [0, 7, 1]
+    for _ in range(2):
+        found = ticket(world.submit("other", prompt=10))
+        assert (found.worker_id, found.backfilled) == ("small", True)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tests.unit.core.scheduler_world import BLOCK, MS, World, chain, config, ended, ticket, tickets
 
-from evenhand.core.facts import ChoiceReason, Decision, SchedulerConfig, Usage, WorkerLoad
+from evenhand.core.facts import ChoiceReason, Decision, SchedulerConfig, TenantState, Usage, WorkerLoad
 from evenhand.core.ids import WorkerId
 from evenhand.core.steps import Effect, Granted, Settle, WakeAt, WorkerDrained, WorkerHeard
 
@@ -221,6 +221,22 @@ def test_nobody_waits_for_a_warm_worker_longer_than_the_pool_works_on_its_backlo
     backlog_ms = 1_045 / status.cost_rate_per_s * 1_000
     assert not tickets(world.tick(backlog_ms - 2))
     assert ticket(world.tick(4)).worker_id == "w2"
+
+
+def test_what_waits_by_its_tenants_own_limits_is_no_backlog() -> None:
+    world = World(steady(cold_wait_backlog_factor=1.0, ticket_ttl_ms=10**9, prefill_pending_max_tokens=10**9))
+    world.tenants("a", "b")
+    world.workers("w1", "w2", slots=1)
+    warm = chain(1, 600)
+    world.store("w1", warm)
+    assert ticket(world.submit("a", warm)).worker_id == "w1"
+    other = ticket(world.submit("b", chain(2, 4)))
+    for number in range(100):
+        world.submit("b", chain(3 + number, 4))
+    world.tenants("b", state=TenantState.SUSPENDED)
+    world.settle(other)
+    assert not tickets(world.submit("a", warm)), "it waits for its worker"
+    assert ticket(world.tick(200)).worker_id == "w2", "for as long as the pool works on what may run"
 
 
 def test_what_waits_is_a_backlog_before_any_leg_has_ended() -> None:
