@@ -2,9 +2,9 @@
 
 A user is held up if at every open worker none of its heads can be dispatched for a reason other than headroom: it
 does not fit, is excluded there, the worker is kept for somebody else, or it waits there for a warmer one. One that
-only headroom holds back is not held up. A tenant is held up at a worker if all its users in A that reach the worker
-are, a band if all its tenants in A that reach it are: those that do not reach it have no claim there, though they
-may have a use for other rooms.
+only headroom holds back is not held up. A tenant is held up at a worker if all its users in A that reach it are, a
+band if all its tenants in A that reach it are: those that do not reach it have no claim there, though they may
+have a use for other rooms.
 
 One is made for one look over the open workers, and remembers its answers for it. It asks of at most
 ``HELD_UP_MAX`` users; beyond them it is ``spent``, and whoever it would have to ask of counts as held up, so that
@@ -88,7 +88,7 @@ class HeldUp:
         return known
 
     def tenant_at(self, tenant: Tenant, worker: Worker) -> bool:
-        """Are all its users in A held up that reach a worker? Where none of the first reaches it, all the first?"""
+        """Are all its users in A that reach a worker held up? Where none of the first does, all the first?"""
         if self._tenant(tenant):
             return True
         order, capacity_tokens = tenant.users.order, worker.capacity_tokens

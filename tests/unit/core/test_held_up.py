@@ -191,7 +191,7 @@ def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
 
 @pytest.mark.parametrize("level", ["tenants of a band", "users of a tenant"])
 def test_what_does_not_reach_a_worker_has_no_claim_there(level: str) -> None:
-    """One of two reaches the small worker and is held up; the other, whom headroom holds back, never fits there."""
+    """One of two reaches the small worker and is held up; the other, held back by headroom, never fits there."""
     bands = (("default", 1.0), ("low", 10.0))
     world = World(config(bands=bands, window_fixed=0.0, prefill_pending_max_tokens=1 << 40))
     of_a_band = level == "tenants of a band"
