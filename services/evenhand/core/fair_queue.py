@@ -209,6 +209,21 @@ class FairQueue(Generic[Child]):
             self._put_in(child, v, reach_tokens)
         self._raise_virtual_times()
 
+    def lift_behind(self, worker: Worker, v_least: float) -> None:
+        """Lift to ``v_least`` whoever of A_w is behind it: they are passed by one that has a use for a room there."""
+        capacity_tokens = worker.capacity_tokens
+        behind: list[Child] = []
+        for v, _, child in self._order:
+            if v >= v_least:
+                break
+            if child.reach_tokens <= capacity_tokens:
+                behind.append(child)
+        for child in behind:
+            self._shift(child, v_least)
+        if behind:
+            self._members.stirred = True
+            self._raise_virtual_times()
+
     def member_joined(self, worker: Worker, capacity_before_tokens: int = 0) -> None:
         """A worker counts in F. Children that newly reach it are lifted to the V_w it brings (0: a fresh one).
 

@@ -133,6 +133,18 @@ class FairTree:
         band.tenants.place(tenant, tenant.v + tenant_v, tenant_reach)
         self.pool.place(band, band.v + band_v, band.tenants.reach_min_tokens)
 
+    def lift_passed(self, user: User, worker: Worker, cost_rate_per_s: float) -> None:
+        """A user is about to pass those that are held up: at each level nobody stays more than T behind it.
+
+        So the window moves on, a claim to what was passed by is never more than T, and whoever enters A later
+        starts level with those that were passed.
+        """
+        tenant = user.tenant
+        band = tenant.band
+        self.pool.lift_behind(worker, band.v - self.window_of_bands(cost_rate_per_s))
+        band.tenants.lift_behind(worker, tenant.v - self.window_of_tenants(band, cost_rate_per_s))
+        tenant.users.lift_behind(worker, user.v - self.window_of_users(tenant, cost_rate_per_s))
+
     def refresh(self, tenant: Tenant) -> None:
         """A tenant's limits or state changed: put it, and its band, where they now belong."""
         band = tenant.band

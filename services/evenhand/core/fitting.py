@@ -139,13 +139,20 @@ class Fitting:
 
     def blocks_allowed(self, tenant: Tenant, worker: Worker) -> int:
         """KV blocks a tenant may take at a worker with a free slot; 0: only headroom is left, and not for it."""
-        slots, kv_blocks, divisor = worker.spec.slots, worker.spec.kv_blocks, self._headroom_divisor
-        free_blocks = kv_blocks - worker.kv_reserved_blocks
         if self._outstanding.below_share(tenant):
-            return free_blocks
+            return self.blocks_free(worker)
+        return self.blocks_common(worker)
+
+    def blocks_free(self, worker: Worker) -> int:
+        """KV blocks that are not reserved."""
+        return worker.spec.kv_blocks - worker.kv_reserved_blocks
+
+    def blocks_common(self, worker: Worker) -> int:
+        """KV blocks that any tenant may take; 0 where only headroom is left."""
+        slots, kv_blocks, divisor = worker.spec.slots, worker.spec.kv_blocks, self._headroom_divisor
         if worker.slots_used >= slots - slots // divisor:
             return 0
-        return free_blocks - kv_blocks // divisor
+        return kv_blocks - worker.kv_reserved_blocks - kv_blocks // divisor
 
     def could_take(self, queued: Queued, worker: Worker) -> bool:
         """Could the worker take it as soon as it has room enough?"""

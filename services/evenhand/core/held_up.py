@@ -1,8 +1,8 @@
 """Who is held up at this moment: has no use for any of the rooms that are open, whatever its clock.
 
-A user is held up if at every open worker none of its heads can be dispatched for a reason other than headroom: it
-does not fit, is excluded there, the worker is kept for somebody else, or it waits there for a warmer one. One that
-only headroom holds back is not held up. A tenant is held up at a worker if all its users in A that reach it are, a
+A user is held up if at no open worker any of its heads can be dispatched: it does not fit there, or into more than
+the headroom that its tenant may not use, is excluded, the worker is kept for somebody else, or, where that counts,
+it waits there for a warmer one. A tenant is held up at a worker if all its users in A that reach the worker are, a
 band if all its tenants in A that reach it are: those that do not reach it have no claim there, though they may
 have a use for other rooms.
 
@@ -17,13 +17,14 @@ This changes nothing but its own answers.
 from collections.abc import Callable
 
 from evenhand.core.fair_queue import FairQueue
+from evenhand.core.fitting import Fitting
 from evenhand.core.heads import REFRESHES_MAX, Heads
 from evenhand.core.ids import WorkerId
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Band, Tenant, User
 from evenhand.core.worker import Worker
 
-HELD_UP_MAX = 512
+HELD_UP_MAX = 32
 """Users that are asked of at one look."""
 
 HELD_UP_USERS_MAX = 16
@@ -31,14 +32,14 @@ HELD_UP_USERS_MAX = 16
 
 
 class HeldUp:
-    """``runs_at``: may something of a user be dispatched to an open worker now, headroom aside? ``waits``: told of
-    users found to wait for a warmer worker, and until when; None: those do not count as held up.
+    """``runs_at``: may something of a user be dispatched to an open worker now? ``waits``: told of users found to
+    wait for a warmer worker, and until when; None: those do not count as held up.
 
     Nobody runs at the ``kept`` worker: it is kept for one that fits nowhere. ``this_pass`` is that of the last
     pass over the open workers, which have not changed since.
     """
 
-    __slots__ = ("_due_before_ns", "_free_most", "_heads", "_left", "_now_ns", "_open", "_open_mask", "_pass",
+    __slots__ = ("_due_before_ns", "_fitting", "_heads", "_left", "_now_ns", "_open", "_open_mask", "_pass",
                  "_refreshes_left", "_roomiest", "_runs_at", "_tenants", "_users", "is_spent",
                  "waits")  # fmt: skip
 
@@ -48,11 +49,13 @@ class HeldUp:
         heads: Heads,
         runs_at: Callable[[User, Worker], bool],
         waits: Callable[[User, int], None] | None,
+        fitting: Fitting,
         kept: Worker | None,
         this_pass: int,
         now_ns: int,
     ) -> None:
         self._heads = heads
+        self._fitting = fitting
         self._runs_at = runs_at
         self.waits = waits
         self._pass = this_pass
@@ -62,19 +65,19 @@ class HeldUp:
         self._due_before_ns = heads.due_before_ns(now_ns)
         self._open: dict[WorkerId, Worker] = {}
         self._open_mask = 0
-        self._free_most = 0
-        self._roomiest: Worker | None = None
         for worker_id, worker in rooms.open.items():
             if worker is not kept:
                 self._open[worker_id] = worker
                 self._open_mask |= worker.mark
-                free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
-                if free_blocks > self._free_most:
-                    self._free_most, self._roomiest = free_blocks, worker
+        self._roomiest: tuple[list[Worker], list[Worker]] | None = None
         self._users: dict[User, bool] = {}
         self._tenants: dict[Tenant, bool] = {}
         self.is_spent = False
         """Somebody was not asked of: what is known from here on is not enough to go on."""
+
+    def know(self, user: User, is_held_up: bool) -> None:
+        """It need not be asked of this user."""
+        self._users[user] = is_held_up
 
     def user(self, user: User) -> bool:
         """Has it no use for any open room?"""
@@ -112,24 +115,24 @@ class HeldUp:
         return any(self.user(band.tenants.order[0][2].users.order[0][2]) for _, _, band in pool.in_order())
 
     def _runs_somewhere(self, user: User) -> bool:
-        roomiest = self._roomiest
-        if roomiest is None:
+        first = next(iter(self._open.values()), None)
+        if first is None:
             return False
         heads = self._heads
         if user.matched_at_ns <= self._due_before_ns and self._refreshes_left:
             self._refreshes_left = heads.refresh_due((user,), self._now_ns, self._refreshes_left)
         cold = user.cold
         if cold is None:
-            heads.know(user, roomiest)
+            heads.know(user, first)
             cold = user.cold
             assert cold is not None, "a user in A has heads"
         if not cold.uniform:
-            return any(self._runs_at(user, worker) for worker in self._open.values())
-        warm_mask = user.warm_mask
-        if cold.plain:
-            if cold.blocks <= self._free_most and not warm_mask & roomiest.mark:
-                return True
-        elif self.waits is not None and not warm_mask & self._open_mask and cold.waits_until_ns > self._now_ns:
+            reach_tokens = user.reach_tokens
+            return any(
+                worker.capacity_tokens >= reach_tokens and self._runs_at(user, worker)
+                for worker in self._open.values()
+            )
+        if self.waits is not None and not user.warm_mask & self._open_mask and cold.waits_until_ns > self._now_ns:
             if cold.declined_pass != self._pass and cold.is_declined():
                 cold.declined_pass = self._pass
             if cold.declined_pass == self._pass:
@@ -138,15 +141,18 @@ class HeldUp:
         return self._runs_if_uniform(user)
 
     def _runs_if_uniform(self, user: User) -> bool:
-        """All that hold no part of any head are alike to it but for their room: the roomiest stands for them."""
-        runs_at, open_workers, warm = self._runs_at, self._open, user.warm_workers
+        """All that hold no part of any head are alike to it but for their room: the roomiest stand for them."""
+        runs_at, warm = self._runs_at, user.warm_workers
         for worker_id in warm:
-            held = open_workers.get(worker_id)
+            held = self._open.get(worker_id)
             if held is not None and runs_at(user, held):
                 return True
-        roomiest, free_most = None, 0
-        for worker_id, worker in open_workers.items():
-            free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
-            if free_blocks > free_most and worker_id not in warm:
-                roomiest, free_most = worker, free_blocks
-        return roomiest is not None and runs_at(user, roomiest)
+        if self._roomiest is None:
+            open_workers = self._open.values()
+            by_common = sorted(open_workers, key=self._fitting.blocks_common)
+            self._roomiest = (by_common, sorted(open_workers, key=self._fitting.blocks_free))
+        for workers in self._roomiest:
+            roomiest = next((each for each in reversed(workers) if each.spec.worker_id not in warm), None)
+            if roomiest is not None and runs_at(user, roomiest):
+                return True
+        return False

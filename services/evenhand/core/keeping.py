@@ -1,8 +1,10 @@
 """The worker kept for the most-behind user while its first request fits nowhere, and what that costs others.
 
 Where the most-behind user fits nowhere for want of room, the worker predicted free first is kept for it: nobody
-else is dispatched there until it has drained far enough; the others go on elsewhere. A user that only headroom
-holds back keeps nothing: the headroom is there for others than it.
+else is dispatched there until it has drained far enough; the others go on elsewhere. It stays kept until something
+of that user is dispatched, fits elsewhere or is in turn no more, whoever is the most behind meanwhile: a worker
+that changes hands before it has drained drains for nobody. A user that only headroom holds back keeps nothing: the
+headroom is there for others than it.
 
 A worker that drains is idle in part. As long as the request is served in the end, that is the price of fairness
 to large requests. But who asks for a whole worker, and withdraws before the grant or right after it, again and
@@ -22,6 +24,7 @@ One writer, the pool's scheduler; ``look`` is called before each choice.
 from evenhand.core.estimator import NS_PER_S, CostRate
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.fitting import Fitting
+from evenhand.core.front import Fronts
 from evenhand.core.heads import Heads
 from evenhand.core.ids import WorkerId
 from evenhand.core.queued import Queued
@@ -51,8 +54,11 @@ class Kept:
 class Keeping:
     """Reads clocks, rooms and heads; writes ``kept`` and what it notes on the request."""
 
-    def __init__(self, fair: FairTree, rooms: Rooms, fitting: Fitting, heads: Heads, cost_rate: CostRate) -> None:
+    def __init__(
+        self, fair: FairTree, rooms: Rooms, fitting: Fitting, heads: Heads, fronts: Fronts, cost_rate: CostRate
+    ) -> None:
         self._fair = fair
+        self._fronts = fronts
         self._rooms = rooms
         self._fitting = fitting
         self._heads = heads
@@ -67,17 +73,15 @@ class Keeping:
     def look(self, now_ns: int) -> None:
         """Keep the worker predicted free first for the most-behind user, while it fits nowhere."""
         self.accrue(now_ns)
-        user = self._fair.first()
-        if user is None:
-            self.kept = None
-            return
-        self._heads.refresh_due((user,), now_ns)
-        if self._fits_somewhere(user):
+        kept = self.kept
+        if kept is not None and not self._stands(kept, now_ns):
+            kept = None
+        user = kept.user if kept is not None else self._fair.first()
+        if user is None or (kept is None and self._fits_somewhere(user, now_ns)):
             self.kept = None
             return
         first = self._heads.of(user)[0]
-        kept = self.kept
-        if kept is None or kept.user is not user or not self._fitting.could_take(first, kept.worker):
+        if kept is None or not self._fitting.could_take(first, kept.worker):
             worker = self._free_first(first, now_ns)
             kept = Kept(user, first, worker, now_ns) if worker is not None else None
         if kept is not None:
@@ -85,7 +89,31 @@ class Keeping:
             kept.idle_per_s = self._idle_per_s(kept.worker)
         self.kept = kept
 
-    def _fits_somewhere(self, user: User) -> bool:
+    def _stands(self, kept: Kept, now_ns: int) -> bool:
+        """Does it stay kept: something of its user is in turn, and fits nowhere, or fits right there?"""
+        user, worker = kept.user, kept.worker
+        if not (user.in_a and user.tenant.in_a):
+            return False
+        if not self._fits_somewhere(user, now_ns):
+            return True
+        # Drained at last: others that score better must not take it, unless they come before it by their clocks.
+        return (
+            worker.closed is None
+            and self._fits_at(user, worker)
+            and self._fronts.is_inside(user, worker)
+            and self._fronts.is_user_inside(user, worker)
+        )
+
+    def _fits_at(self, user: User, worker: Worker) -> bool:
+        """Does one of its heads fit at the worker, headroom counted?"""
+        worker_id, fitting = worker.spec.worker_id, self._fitting
+        return any(
+            fitting.fits(user.tenant, queued, worker, queued.cached.get(worker_id, 0))
+            for queued in self._heads.of(user)
+        )
+
+    def _fits_somewhere(self, user: User, now_ns: int) -> bool:
+        self._heads.refresh_due((user,), now_ns)
         for worker in self._rooms.open.values():
             worker_id = worker.spec.worker_id
             head = self._heads.at(user, worker)

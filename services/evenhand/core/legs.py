@@ -75,6 +75,8 @@ class Legs:
         uncached_tokens = request.prompt_tokens - cached_tokens
         charge = self.config.cost.cost(uncached_tokens, cached_tokens, queued.output_tokens_estimated)
         decision = self.explainer.decision(choice, charge, now_ns)
+        if choice.backfilled:
+            self.fair.lift_passed(user, worker, self.cost_rate.per_s)
         self.granted_count += 1
         ticket = Ticket(
             ticket_id=TicketId(f"{self.term}.{self.granted_count}.{queued.leg}"),

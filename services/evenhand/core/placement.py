@@ -21,9 +21,9 @@ only headroom holds back keeps nothing: the headroom is there for others than it
 
 If nothing is found at all, and the most-behind has no use for the rooms that are open (``held_up``), it must not
 stop those who have: further looks leave out who is held up, with windows about the least clock of the others. Who
-waits for a warmer worker is left out only where a worker is hardly used (``IDLE_LOAD_MAX``).
-What that look finds outside the windows as they are is *backfilled*: charged as always, while every clock, A and
-V_w stay what they are, so that who was held up catches up afterwards.
+waits for a warmer worker is left out where a worker is hardly used (``IDLE_LOAD_MAX``), and anywhere once it has
+waited for ``window_delay_ms``. What that look finds outside the windows as they are is *backfilled*: those that it
+passes are lifted, so that the windows reach it, and then it is charged as always (``FairTree.lift_passed``).
 
 What this does not do: it changes no clock, reserves nothing, and never looks at a request beyond the first H.
 """
@@ -31,7 +31,7 @@ What this does not do: it changes no clock, reserves nothing, and never looks at
 from collections.abc import Sequence
 
 from evenhand.core.choice import Choice, View
-from evenhand.core.estimator import CostRate
+from evenhand.core.estimator import NS_PER_MS, CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree, path_v
 from evenhand.core.fitting import Fitting
@@ -75,7 +75,7 @@ class Placement:
         self._fitting_version = 0
         self.heads = Heads(config, presence, fair, rooms, self.fitting)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
-        self.keeping = Keeping(fair, rooms, self.fitting, self.heads, cost_rate)
+        self.keeping = Keeping(fair, rooms, self.fitting, self.heads, self.fronts, cost_rate)
         self._pass = 0
         """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
         self._seen: Front | None = None
@@ -191,7 +191,12 @@ class Placement:
 
         kept = self.keeping.kept.worker if self.keeping.kept is not None else None
         waits = self._note_waiting if waiting_too else None
-        held_up = HeldUp(self._rooms, self.heads, runs_at, waits, kept, self._pass, now_ns)
+        held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept, self._pass, now_ns)
+        if seen is not None:
+            # The look that is over has asked of all of these, headroom and all.
+            for user in seen.users:
+                is_waiting = user in self._found_waiting
+                held_up.know(user, not is_waiting or waiting_too or self._waits_long(user, now_ns))
         fair, front = self._fair, None
         if fair.all_universal:
             if not held_up.is_first_held_up(fair.pool):
@@ -204,20 +209,21 @@ class Placement:
         return self._best(now_ns, None, held_up, front)
 
     def _runs_at(self, user: User, worker: Worker, waiting_too: bool, now_ns: int) -> bool:
-        """May something of a user be dispatched to an open worker now, were its tenant below its share?
+        """May something of a user be dispatched to an open worker now?
 
-        With ``waiting_too``, what waits for a warmer worker may not; else it may.
+        With ``waiting_too``, what waits for a warmer worker may not, and nothing of whom has waited long may.
         """
         head = self.heads.at(user, worker)
-        free_blocks = worker.spec.kv_blocks - worker.kv_reserved_blocks
-        if head.blocks_min > free_blocks:
+        blocks_max = self.fitting.blocks_allowed(user.tenant, worker)
+        if head.blocks_min > blocks_max:
             return False
-        if head.plain and head.blocks <= free_blocks:
+        if head.plain and head.blocks <= blocks_max:
             return True
+        waiting_too = waiting_too or self._waits_long(user, now_ns)
         if waiting_too and head.waits_until_ns > now_ns and head.is_declined():
             self._note_waiting(user, head.waits_until_ns)
             return False
-        found = self._in_full(user, worker, 0.0, free_blocks, now_ns)
+        found = self._in_full(user, worker, 0.0, blocks_max, now_ns)
         if found is None:
             return False
         if waiting_too and found.declined and found.waits_until_ns > now_ns:
@@ -225,6 +231,11 @@ class Placement:
             self._note_waiting(user, found.waits_until_ns)
             return False
         return True
+
+    def _waits_long(self, user: User, now_ns: int) -> bool:
+        """Has it waited beside an idle worker for as long as others may be delayed by affinity?"""
+        since_ns = user.waits_since_ns
+        return since_ns is not None and now_ns - since_ns >= self._config.window_delay_ms * NS_PER_MS
 
     def _best(
         self,

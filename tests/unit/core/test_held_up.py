@@ -76,13 +76,12 @@ def test_others_go_on_for_as_long_as_a_worker_is_kept(holder: str) -> None:
         kept = crowd.world.scheduler.kept
         for each in crowd.round():
             late += 1
-            assert each.ticket.backfilled
-            assert each.decision.backfilled
+            assert each.decision.backfilled is each.ticket.backfilled
             assert kept is not None
             assert each.ticket.worker_id != kept[1]
     assert late > alone / 2
     backfilled = {t.tenant_id: t.cost_backfilled for t in crowd.world.scheduler.status(0).tenants}
-    assert all(backfilled[TenantId(name)] > 0.0 for name in OTHERS)
+    assert sum(backfilled[TenantId(name)] for name in OTHERS) > 0.0
 
 
 def test_a_request_that_excludes_all_workers_but_a_full_one_does_not_stop_the_others() -> None:
@@ -109,7 +108,7 @@ def test_many_users_of_one_tenant_that_are_held_up_do_not_stop_the_others() -> N
 
 
 def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
-    """On every round until its wait is over, and past the window where a worker has hardly anything to do."""
+    """On every round until its wait is over; past the window, too."""
     world = World(config(cold_wait_backlog_factor=0.0))
     world.tenants("evil", "long", *OTHERS)
     world.workers("w0", slots=1)
@@ -138,14 +137,12 @@ def test_others_go_on_while_the_most_behind_waits_for_a_warmer_worker() -> None:
         assert {leg.tenant_id for leg in running} <= set(OTHERS)
         assert running
         if count > 25:
-            assert max(Counter(leg.worker_id for leg in running).values()) == 3
-            assert all(leg.backfilled for leg in running)
+            assert min(Counter(leg.worker_id for leg in running).values()) >= 3
     world.tick(1_000)
     assert "evil" in {leg.tenant_id for leg in tickets(world.effects)}
 
 
-def test_who_was_held_up_keeps_its_claim_and_catches_up() -> None:
-    """Its clock is not lifted meanwhile: once there is room it is served alone until it is level."""
+def test_who_is_passed_stays_first_in_turn_and_is_lifted_to_a_window_behind_who_passes() -> None:
     crowd = Crowd(2, "big", "long")
     legs = crowd.a_leg_on_each("long")
     first = crowd.world.count + 1
@@ -154,8 +151,11 @@ def test_who_was_held_up_keeps_its_claim_and_catches_up() -> None:
     v = crowd.world.v("big")
     for _ in range(60):
         renewed(crowd, legs)
-        crowd.round()
-    assert crowd.world.v("big") == v < min(crowd.world.v(name) for name in OTHERS)
+        for each in crowd.round():
+            if each.ticket.backfilled:
+                level = each.decision.levels[1]
+                assert crowd.world.v("big") >= level.virtual_time - level.window
+    assert v < crowd.world.v("big") < min(crowd.world.v(name) for name in OTHERS)
     for leg in legs:
         crowd.world.settle(leg)
     for each in crowd.granted:
@@ -165,8 +165,8 @@ def test_who_was_held_up_keeps_its_claim_and_catches_up() -> None:
     assert not got[0].backfilled
 
 
-def test_who_is_only_held_back_by_headroom_is_not_held_up() -> None:
-    """The last slot goes to tenants below their share; one that is, but beyond the window, waits for its turn."""
+def test_whom_only_headroom_holds_back_is_held_up_where_only_headroom_is_left() -> None:
+    """The last slot goes to one below its share, beyond the window too, if nobody inside it may use the slot."""
     world = World(config(window_fixed=0.0))
     world.tenants("behind", weight=100.0)
     world.tenants("ahead", "small")
@@ -177,8 +177,10 @@ def test_who_is_only_held_back_by_headroom_is_not_held_up() -> None:
         world.submit("behind", prompt=100, output=16)
     assert world.scheduler.status(0).workers[0].slots_used == 7
     assert world.v("behind") < world.v("ahead")
-    assert not tickets(world.submit("ahead", prompt=10, output=1))
-    assert world.scheduler.status(0).workers[0].slots_used == 7
+    v = world.v("ahead")
+    last = ticket(world.submit("ahead", prompt=10, output=1))
+    assert last.backfilled
+    assert world.v("behind") == v, "with no window at all it is level with who passed it"
 
 
 def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
@@ -193,7 +195,7 @@ def test_what_is_inside_the_window_is_not_told_as_backfilled() -> None:
 def test_what_does_not_reach_a_worker_has_no_claim_there(level: str) -> None:
     """One of two reaches the small worker and is held up; the other, held back by headroom, never fits there."""
     bands = (("default", 1.0), ("low", 10.0))
-    world = World(config(bands=bands, window_fixed=0.0, prefill_pending_max_tokens=1 << 40))
+    world = World(config(bands=bands, window_fixed=0.0, prefill_pending_max_tokens=1 << 31))
     of_a_band = level == "tenants of a band"
     names = {"whole": "whole", "big": "big"} if of_a_band else {"whole": "mixed", "big": "mixed"}
     world.tenants(*sorted(set(names.values())), band="low" if of_a_band else "default", weight=10.0)
