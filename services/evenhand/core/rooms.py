@@ -27,6 +27,10 @@ from evenhand.core.worker import Worker
 NEARLY_FULL_PART = 0.9
 """Of ``engine_full_fraction``: so full, an engine that has requests waiting has them waiting for KV."""
 
+REOPEN_KEPT_MIN = 64
+REOPEN_PER_WORKER_MAX = 4
+"""Times of prefill room kept, for each worker, before those that have been superseded are swept out."""
+
 
 class Rooms:
     """All workers of a pool. ``open`` is read by placement; every change of a worker is told to ``judge``."""
@@ -99,6 +103,18 @@ class Rooms:
                 worker.reopens_at_ns = at_ns
                 heapq.heappush(self._reopen, (at_ns, worker.spec.worker_id))
         self._set_closed(worker, reason)
+        if len(self._reopen) > REOPEN_KEPT_MIN + REOPEN_PER_WORKER_MAX * len(self.workers):
+            self._sweep_reopen()
+
+    def _sweep_reopen(self) -> None:
+        """Keep of each worker without prefill room the time last noted, and of the others none."""
+        self._reopen = []
+        for worker in self.workers.values():
+            if worker.closed == "prefill_full":
+                self._reopen.append((worker.reopens_at_ns, worker.spec.worker_id))
+            else:
+                worker.reopens_at_ns = 0
+        heapq.heapify(self._reopen)
 
     def pass_time(self, now_ns: int) -> tuple[Worker, ...]:
         """Reopen workers whose prefill has drained, mark the stale, and return those to be given up as lost."""
