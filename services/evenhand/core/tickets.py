@@ -54,9 +54,9 @@ class OpenTicket:
         self.ticket = ticket
         self.queued = queued
         self.kv_blocks = kv_blocks
-        self.expires_at_ns = expires_at_ns
+        self.expires_at_ns = min(expires_at_ns, renewable_until_ns)
         self.renewable_until_ns = renewable_until_ns
-        """Renewals prolong it up to here."""
+        """It lives up to here at most, however often it is renewed."""
         self.booked = ticket.charge
         """Cost on the tenant's clock for this leg so far: the charge and what usage added."""
         self.band: Band | None = None

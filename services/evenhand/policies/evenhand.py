@@ -50,6 +50,8 @@ from evenhand.policies.policy import Arrival, EngineOrder, FleetWorker, Placed
 POOL = PoolId("pool")
 NEVER_MS = 1 << 40
 """Longer than any run, in ms."""
+TICKET_TTL_MS = (1 << 32) - 1
+"""Longest that a ticket may live unheard of: seven weeks."""
 QUEUE_LENGTH_MAX = 1 << 40
 NS_PER_MS = 1_000_000
 
@@ -58,7 +60,8 @@ RENEWED_CHANGE_MIN = 0.05
 
 SIMULATED = {
     "pool_id": POOL,
-    "ticket_ttl_ms": NEVER_MS,
+    "ticket_ttl_ms": TICKET_TTL_MS,
+    "leg_ms_max": NEVER_MS,
     "worker_stale_after_ms": NEVER_MS,
     "worker_lost_after_ms": NEVER_MS,
     "queued_total_max": 1 << 40,

@@ -82,7 +82,7 @@ class SchedulerDaemon:
         signer = TicketSigner(secret.ticket_key(pool_id))
         self.metrics = SchedulerMetrics(pool_id, config.metric_tenants_max)
         self._control = ControlPublisher(ports.writer, self.metrics)
-        ttl_ms = config.core.ticket_ttl_ms
+        ttl_ms = min(config.core.ticket_ttl_ms, config.core.leg_ms_max)
         self.actor = PoolActor(signer, self.metrics, self._control.wish, ttl_ms, config.calls_pending_max)
         self.watch = DirectoryWatch(ports.directory, pool_id, config.directory_poll_ms, self.actor.tell)
         self.live_map = LiveMap(

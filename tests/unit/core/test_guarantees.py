@@ -114,7 +114,7 @@ def test_a_lost_leg_gives_the_guarantee_back() -> None:
 @pytest.mark.parametrize(("burst_ms", "at_least", "at_most"), [(0.0, 0, 3), (3_000.0, 10, 40)])
 def test_what_was_not_asked_for_is_kept_as_long_as_the_burst(burst_ms: float, at_least: int, at_most: int) -> None:
     world = pool(guarantee_burst_ms=burst_ms)
-    world.tenants("sure", weight=0.001, guaranteed_share=0.3)
+    world.tenants("sure", weight=0.01, guaranteed_share=0.3)
     world.tenants("a")
     crowd = Steady(world, ["a"])
     crowd.run(1_000)
@@ -128,7 +128,7 @@ def test_what_was_not_asked_for_is_kept_as_long_as_the_burst(burst_ms: float, at
 
 def test_guarantees_that_sum_to_more_than_may_be_are_scaled_down() -> None:
     world = pool(guaranteed_share_sum_max=0.6)
-    world.tenants("one", "two", weight=0.001, guaranteed_share=0.9)
+    world.tenants("one", "two", weight=0.01, guaranteed_share=0.9)
     world.tenants("a")
     crowd = Steady(world, ["one", "two", "a"])
     crowd.run(1_500)

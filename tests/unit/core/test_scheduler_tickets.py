@@ -187,14 +187,17 @@ def test_a_ticket_taken_over_may_live_as_long_again(world: World) -> None:
         assert renewed == Renewed(granted.ticket_id, heir.now_ns + ttl_ms * MS, ttl_ms)
 
 
-def test_a_leg_that_may_live_less_than_its_ticket_is_not_cut_short_by_renewing() -> None:
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_a_leg_that_may_live_less_than_its_ticket_ends_when_it_must(is_renewed: bool) -> None:
     world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, leg_ms_max=10_000))
     world.tenants("a")
     world.workers("w1")
     granted = ticket(world.submit("a"))
-    assert world.step(Renew(granted.ticket_id), after_ms=5_000)[0] == Renewed(
-        granted.ticket_id, 30_000 * MS, 25_000
-    )
+    if is_renewed:
+        assert world.step(Renew(granted.ticket_id))[0] == Renewed(granted.ticket_id, 10_000 * MS, 10_000)
+    world.tick(9_999)
+    (end,) = ended(world.tick(1))
+    assert end.outcome is LegOutcome.EXPIRED
 
 
 @pytest.mark.parametrize("is_silent", [False, True])

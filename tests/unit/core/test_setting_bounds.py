@@ -13,6 +13,7 @@ from evenhand.core.ids import PoolId
 from evenhand.core.presence import Presence
 from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.setting_bounds import COST_BOUNDS, SETTING_BOUNDS, Bounds
+from evenhand.wire.generated import scheduler_pb2 as pb
 
 WHOLE = [name for name, bounds in SETTING_BOUNDS.items() if isinstance(bounds.least, int)]
 ORDERED = {"worker_stale_after_ms", "worker_lost_after_ms"}
@@ -50,6 +51,14 @@ def test_the_least_and_the_most_are_allowed(name: str) -> None:
     for value in (bounds.least, bounds.most):
         both = dict.fromkeys(ORDERED, value) if name in ORDERED else {name: value}
         PoolScheduler(config(**both), Presence(CacheMap()))
+
+
+def test_what_travels_fits_its_field() -> None:
+    ttl_ms, tokens = SETTING_BOUNDS["ticket_ttl_ms"].most, SETTING_BOUNDS["prefill_pending_max_tokens"].most
+    assert pb.AcquireResponse(ttl_ms=int(ttl_ms)).ttl_ms == ttl_ms
+    longest_prompt_tokens = (1 << 31) - 1
+    pending_tokens = int(tokens) - 1 + longest_prompt_tokens
+    assert pb.CandidateWorker(pending_prefill_tokens=pending_tokens).pending_prefill_tokens == pending_tokens
 
 
 def test_nobody_would_ever_be_looked_at() -> None:
