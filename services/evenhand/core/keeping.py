@@ -36,7 +36,7 @@ from evenhand.core.worker import Worker
 class Kept:
     """A worker, for whom it is kept, and at what pace that idles it."""
 
-    __slots__ = ("idle_per_s", "queued", "seen_ns", "user", "worker")
+    __slots__ = ("idle_per_s", "is_drained", "queued", "seen_ns", "user", "worker")
 
     def __init__(self, user: User, queued: Queued, worker: Worker, now_ns: int) -> None:
         self.user = user
@@ -44,6 +44,8 @@ class Kept:
         self.worker = worker
         self.seen_ns = now_ns
         self.idle_per_s = 0.0
+        self.is_drained = False
+        """Something of the user fits there, and it lies inside the windows."""
 
     def accrue(self, now_ns: int) -> None:
         """Note what was idled since the last look; rooms change at looks alone."""
@@ -89,20 +91,27 @@ class Keeping:
             kept.idle_per_s = self._idle_per_s(kept.worker)
         self.kept = kept
 
+    def served(self, user: User) -> None:
+        """Something of the user is dispatched, after a look at this very moment: what was kept for it is free."""
+        if self.kept is not None and self.kept.user is user:
+            self.kept = None
+
     def _stands(self, kept: Kept, now_ns: int) -> bool:
         """Does it stay kept: something of its user is in turn, and fits nowhere, or fits right there?"""
         user, worker = kept.user, kept.worker
+        kept.is_drained = False
         if not (user.in_a and user.tenant.in_a):
             return False
         if not self._fits_somewhere(user, now_ns):
             return True
         # Drained at last: others that score better must not take it, unless they come before it by their clocks.
-        return (
+        kept.is_drained = (
             worker.closed is None
             and self._fits_at(user, worker)
             and self._fronts.is_inside(user, worker)
             and self._fronts.is_user_inside(user, worker)
         )
+        return kept.is_drained
 
     def _fits_at(self, user: User, worker: Worker) -> bool:
         """Does one of its heads fit at the worker, headroom counted?"""

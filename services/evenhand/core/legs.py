@@ -108,6 +108,7 @@ class Legs:
         self.guarantees.charge(tenant, held)
         self._note_map(held, worker)
         self._overtake(user, queued)
+        self.placement.keeping.served(user)
         tenant.remove(request.request_id)
         if choice.declined:
             user.waits_since_ns = None

@@ -69,7 +69,6 @@ class Placement:
         self._config = config
         self._fair = fair
         self._rooms = rooms
-        self._cost_rate = cost_rate
         self._tenants = outstanding.tenants
         self.fitting = Fitting(config, fair, rooms, outstanding)
         self._fitting_version = 0
@@ -154,11 +153,13 @@ class Placement:
             self.heads.refresh_due(front.users, now_ns)
         return front
 
-    def _candidates(self, worker: Worker, front: Front, tight: bool, now_ns: int) -> list[User]:
+    def _candidates(self, worker: Worker, front: Front, tight: bool, is_ordinary: bool, now_ns: int) -> list[User]:
         """C_w; where only headroom is left, those of C_w that may use it."""
         users = self.fronts.below_share(front) if tight else front.users
         kept = self.keeping.kept
         if kept is not None and kept.worker is worker:
+            if kept.is_drained and is_ordinary:
+                return [kept.user]  # Inside the windows, but perhaps beyond the first K.
             return [user for user in users if user is kept.user]
         if not front.is_cut:
             return users
@@ -238,11 +239,7 @@ class Placement:
         return since_ns is not None and now_ns - since_ns >= self._config.window_delay_ms * NS_PER_MS
 
     def _best(
-        self,
-        now_ns: int,
-        only: Tenant | None = None,
-        held_up: HeldUp | None = None,
-        shared: Front | None = None,
+        self, now_ns: int, only: Tenant | None = None, held_up: HeldUp | None = None, shared: Front | None = None
     ) -> Choice | None:
         """The best pair that is not declined; if every pair is, the best of the most-behind user.
 
@@ -257,6 +254,7 @@ class Placement:
         all_universal = fair.all_universal
         waiting = Waiting(shared, self._pass, now_ns) if shared is not None else None
         self._seen, self._seen_tight = None, True
+        is_ordinary = only is None and held_up is None
         is_for_idle = held_up is not None and held_up.waits is not None
         for worker in self._rooms.open.values():
             if is_for_idle and worker.load_share > IDLE_LOAD_MAX:
@@ -275,7 +273,7 @@ class Placement:
             if not tight and worker is not kept_worker:
                 self._seen_tight = False
             if waiting is None or worker is kept_worker:
-                users = looked = self._candidates(worker, shared, tight, now_ns)
+                users = looked = self._candidates(worker, shared, tight, is_ordinary, now_ns)
             else:
                 users, others = waiting.common() if not tight else waiting.tight(self.fronts)
                 looked = others
@@ -311,7 +309,7 @@ class Placement:
         Who holds a part of a head there is looked at first, the largest share first; then the others in order,
         until one fits that neither age nor id could still beat: they all have the same score.
         """
-        worker_id, know, this_pass = view.worker.spec.worker_id, self._know, self._pass
+        worker_id, know, this_pass = view.worker.spec.worker_id, self.heads.at, self._pass
         warm: list[tuple[float, int, User, BestHead]] = []
         others: list[tuple[User, BestHead]] = []
         for user in view.looked:
@@ -392,7 +390,7 @@ class Placement:
                 if head is None:
                     head = user.cold
                     if head is None or not head.uniform or worker_id in user.warm_workers:
-                        head = self._know(user, view.worker)
+                        head = self.heads.at(user, view.worker)
                 if head.waits_until_ns > now_ns and (head.declined_pass == this_pass or head.is_declined()):
                     head.declined_pass = this_pass
                     self._note_waiting(user, head.waits_until_ns)
@@ -406,9 +404,6 @@ class Placement:
                     best = choice
                     choice.front, choice.candidates = view.front, view.users
         return best
-
-    def _know(self, user: User, worker: Worker) -> BestHead:
-        return self.heads.at(user, worker)
 
     def _wins_tie(self, choice: Choice, best: Choice, now_ns: int) -> bool:
         if choice.score < best.score:
@@ -447,12 +442,12 @@ class Placement:
 
     def _in_full(self, user: User, worker: Worker, penalty: float, blocks_max: int, now_ns: int) -> Choice | None:
         """The user's best fitting pair at a worker, head by head: not declined, else one that need not wait."""
-        worker_id, size, decline_tokens = (
+        worker_id, size, capacity_tokens = (
             worker.spec.worker_id,
             worker.spec.block_size_tokens,
-            self._config.cold_decline_tokens,
+            worker.capacity_tokens,
         )
-        capacity_tokens = worker.capacity_tokens
+        decline_tokens = self._config.cold_decline_tokens
         free: Choice | None = None
         declined: Choice | None = None
         waits_until_ns = NEVER_NS

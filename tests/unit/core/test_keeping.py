@@ -43,6 +43,35 @@ def kept_for_large(world: World) -> list[Ticket]:
     return running
 
 
+def test_what_has_drained_is_its_own_though_it_is_beyond_the_first_k() -> None:
+    world = pool(tenants_considered_max=1)
+    running = kept_for_large(world)
+    world.tenants("first")
+    world.submit("first", prompt=1_500, output=10, request_id="first")
+    assert world.scheduler.kept == ("large", "w1")
+    assert world.v("first") == world.v("large")
+    world.effects.clear()
+    for leg in running:
+        world.settle(leg, after_ms=10)
+    assert [leg.request_id for leg in tickets(world.effects)] == ["large"]
+
+
+def test_who_is_served_hands_the_kept_worker_over() -> None:
+    """A second request of it that fits nowhere keeps nothing while others are more behind."""
+    world = pool()
+    world.tenants("large", "small", "other")
+    running = [t for _ in range(8) for t in tickets(world.submit("small", prompt=1_500, output=10))]
+    world.submit("large", prompt=11_000, output=10, request_id="one")
+    world.submit("large", prompt=11_000, output=10, request_id="two")
+    world.settle(running.pop(0), after_ms=10)
+    world.submit("other", prompt=1_500, output=10, request_id="other")
+    assert world.scheduler.kept == ("large", "w1")
+    world.effects.clear()
+    for leg in running:
+        world.settle(leg, after_ms=10)
+    assert [leg.request_id for leg in tickets(world.effects)] == ["one", "other"]
+
+
 def test_a_request_that_is_withdrawn_pays_what_its_keeping_idled() -> None:
     world = pool(cost_rate_default_per_s=8_000.0)
     running = kept_for_large(world)
