@@ -93,7 +93,6 @@ class WorkerState(Enum):
     """Nothing has been heard of it for too long; no candidate, its tickets go on."""
     INCOMPLETE = "incomplete"
     """Its map has a gap and a snapshot is asked for; a candidate, with what is known."""
-    LOST = "lost"
 
 
 class WorkerRole(Enum):
@@ -253,14 +252,16 @@ class ChoiceReason(Enum):
     """What decided a placement."""
 
     ONLY_CANDIDATE = "only_candidate"
+    """The pool has one worker."""
     AFFINITY = "affinity"
     """The best cached worker, inside the window."""
     LOAD = "load"
     """No useful prefix anywhere: the least loaded worker."""
     FAIRNESS = "fairness"
-    """Fairness overrode affinity: the most-behind tenant took the place, or a warmer worker was full."""
+    """Not where more of the prompt is cached: that worker has no room, and waiting for it was over or did not pay.
+    Whether affinity wanted another tenant's request is told by ``Decision.affinity``, whatever the reason."""
     OVERTAKE_CAP = "overtake_cap"
-    """The tenant's head had been overtaken as often as allowed."""
+    """The user's oldest request had been overtaken as often as allowed."""
     GUARANTEE = "guarantee"
     """Outside the window, by the tenant's guaranteed share."""
     ADOPTED = "adopted"
@@ -357,15 +358,15 @@ class SchedulerConfig:
     window_fixed: float | None = None
     """A constant window in virtual time instead (tests, properties); None: scaled as above."""
     tenants_considered_max: int = 32
-    """K: tenants looked at for each worker, by (v, id)."""
+    """K: tenants of each band looked at for each worker, by (v, id)."""
     users_considered_max: int = 4
     """Users looked at for each tenant and worker, by (v, id)."""
     sticky_tenants_max: int = 16
     """S: the last distinct tenants served on a worker, looked at beside the first K."""
     requests_considered_max: int = 32
-    """H: first requests of each tenant's queue that are looked at."""
+    """H: first requests of each user's queue that are looked at."""
     overtakes_max: int = 128
-    """Times a tenant's head may be passed by its own tenant's requests."""
+    """Times a user's oldest request may be passed by its own user's; then it is the only one looked at."""
     prefill_pending_max_tokens: int = 2_048
     """A worker has prefill room while its pending uncached tokens are below this."""
     engine_full_fraction: float = 0.97
@@ -390,7 +391,8 @@ class SchedulerConfig:
     """Score: − this · the filled part of the worker's cache, so that what must be computed anew is put where it
     evicts least; small against ``load_penalty`` and against any real prefix."""
     headroom_divisor: int = 8
-    """The last ⌊slots/8⌋ slots and the last eighth of KV go only to tenants below their share."""
+    """The last ⌊slots ÷ this⌋ slots and ⌊KV blocks ÷ this⌋ blocks of each worker go only to tenants below their
+    share, while two or more are active."""
     bands: tuple[tuple[str, float], ...] = (("default", 1.0),)
     """Bands of the pool and their weights: they share it as tenants share a band, and none comes first."""
     guarantee_burst_ms: float = 1_000.0

@@ -210,7 +210,7 @@ class FairQueue(Generic[Child]):
         self._raise_virtual_times()
 
     def lift_behind(self, worker: Worker, v_least: float) -> None:
-        """Lift to ``v_least`` whoever of A_w is behind it: they are passed by one that has a use for a room there."""
+        """Lift to ``v_least`` whoever of A_w is behind it: one that has a use for a room there passes them."""
         capacity_tokens = worker.capacity_tokens
         behind: list[Child] = []
         for v, _, child in self._order:

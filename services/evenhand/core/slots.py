@@ -53,10 +53,6 @@ class WorkerSlots:
         """Slots ever in use at once: the bits of the widest mask."""
         return len(self._workers)
 
-    def bit_of(self, worker_id: WorkerId) -> int:
-        """The worker's mask, or 0 if it has no slot."""
-        return self._bits.get(worker_id, 0)
-
     def acquire(self, worker_id: WorkerId) -> int:
         """Mask of the worker: one bit. Every call is matched by one ``release``."""
         bit = self._bits.get(worker_id)

@@ -180,7 +180,7 @@ def test_slots_are_given_again_only_when_all_let_go() -> None:
     slots.release(A)
     assert slots.acquire(C) == 4
     slots.release(A)
-    assert slots.bit_of(A) == 0
+    assert (len(slots), slots.width) == (2, 3)
     assert slots.acquire(WorkerId("d")) == 1
     assert (len(slots), slots.width) == (3, 3)
     matches = (PrefixMatch(C, 2), PrefixMatch(WorkerId("d"), 2), PrefixMatch(B, 1))

@@ -1,8 +1,8 @@
 """Which code a measured number depends on, as a digest: kept numbers hold until that code changes.
 
-The code behind a policy is its module and all modules of this package that it imports, directly or not, read as
-text and never run. So a change to the scheduler's core makes the numbers of its own policies void, and not those
-of a rival that does not import it.
+The code behind a policy is its module and all modules of this package that it imports, directly or not, read and
+never run; docstrings, comments and layout do not count. So a change to the scheduler's core makes the numbers of its
+own policies void, and not those of a rival that does not import it.
 """
 
 import ast
@@ -11,6 +11,8 @@ import hashlib
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
+
+from evenhand.simulation.code_text import code_text
 
 PACKAGE = "evenhand"
 REGISTRIES = frozenset({"evenhand.policies.table"})
@@ -57,11 +59,11 @@ def modules_behind(modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def digest_of(modules: Iterable[str]) -> str:
-    """Twelve hex digits over the text of ``modules_behind``."""
+    """Twelve hex digits over what the code does of ``modules_behind``."""
     digest = hashlib.sha256()
     for module in modules_behind(modules):
         path = _source(module)
         assert path is not None, "only modules with a file are behind others"
         digest.update(f"{module}\n".encode())
-        digest.update(path.read_bytes())
+        digest.update(code_text(path.read_bytes()).encode())
     return digest.hexdigest()[:12]
