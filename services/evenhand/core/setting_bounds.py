@@ -16,8 +16,6 @@ WHOLE_MAX: Final = 1 << 53
 """Whole numbers up to here are exact as a float, too."""
 WIRE_MAX: Final = (1 << 32) - 1
 """Most of a whole number that a message carries in 32 bits."""
-TOKENS_MAX: Final = 1 << 31
-"""What is pending at a worker stays below this and one prompt, and both together fit their field in a message."""
 HOUR_MS: Final = 3_600_000
 FACTOR_MAX: Final = 1e6
 RATE_MIN, RATE_MAX = 1e-3, 1e12
@@ -55,7 +53,7 @@ SETTING_BOUNDS: Final = {
     "sticky_tenants_max": Bounds(0, WHOLE_MAX),
     "requests_considered_max": Bounds(1, WHOLE_MAX),
     "overtakes_max": Bounds(0, WHOLE_MAX),
-    "prefill_pending_max_tokens": Bounds(1, TOKENS_MAX),
+    "prefill_pending_max_tokens": Bounds(1, WHOLE_MAX),
     "engine_full_fraction": Bounds(0.0, 1.0),
     "cold_decline_tokens": Bounds(1, WHOLE_MAX),
     "cold_wait_factor": Bounds(0.0, FACTOR_MAX),

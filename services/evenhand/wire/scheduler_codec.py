@@ -24,6 +24,7 @@ from evenhand.core.facts import (
     WorkerSpec,
 )
 from evenhand.core.ids import RequestId, TenantId, WorkerId
+from evenhand.core.setting_bounds import WIRE_MAX
 from evenhand.wire.generated import scheduler_pb2 as pb
 
 REQUEST_ID_CHARACTERS_MAX = 200
@@ -154,7 +155,7 @@ def encode_explanation(decision: Decision, ticket: Ticket, decision_id: str, ful
                 predicted_ttft_ms=candidate.predicted_ttft_ms,
                 slots_used=candidate.slots_used,
                 slots=candidate.slots,
-                pending_prefill_tokens=candidate.pending_prefill_tokens,
+                pending_prefill_tokens=min(candidate.pending_prefill_tokens, WIRE_MAX),
             )
         for reason, count in decision.excluded:
             explanation.excluded_workers_by_reason[reason] = count

@@ -137,3 +137,9 @@ def test_every_reason_has_its_own_sentence(reason: ChoiceReason) -> None:
 
 def test_a_worker_that_is_gone_has_no_address() -> None:
     assert encode_worker(WorkerId("w"), None) == pb.WorkerRef(worker_id="w")
+
+
+def test_more_prefill_than_its_field_holds_is_told_as_the_most_that_it_holds() -> None:
+    endless = replace(DECISION, candidates=(DECISION.candidates[0]._replace(pending_prefill_tokens=1 << 40),))
+    (told,) = encode_explanation(endless, TICKET, "id", full=True).candidates
+    assert told.pending_prefill_tokens == (1 << 32) - 1
