@@ -190,14 +190,13 @@ class Placement:
         def runs_at(user: User, worker: Worker) -> bool:
             return self._runs_at(user, worker, waiting_too, now_ns)
 
-        kept = self.keeping.kept.worker if self.keeping.kept is not None else None
-        waits = self._note_waiting if waiting_too else None
-        held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept, self._pass, now_ns)
-        if seen is not None:
-            # The look that is over has asked of all of these, headroom and all.
-            for user in seen.users:
-                is_waiting = user in self._found_waiting
-                held_up.know(user, not is_waiting or waiting_too or self._waits_long(user, now_ns))
+        kept, waits = self.keeping.kept, self._note_waiting if waiting_too else None
+        kept_worker = kept.worker if kept is not None else None
+        held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept_worker, self._pass, now_ns)
+        # The look that is over has asked of all of these, headroom and all.
+        for user in (*(seen.users if seen is not None else ()), *((kept.user,) if kept is not None else ())):
+            is_waiting = user in self._found_waiting
+            held_up.know(user, not is_waiting or waiting_too or self._waits_long(user, now_ns))
         fair, front = self._fair, None
         if fair.all_universal:
             if not held_up.is_first_held_up(fair.pool):
