@@ -172,7 +172,7 @@ class Adversary:
             requests_considered_max=rng.choice([1, 3, 8]),
             cold_decline_tokens=rng.choice([32, 64, 512]),
             overtakes_max=rng.choice([0, 1, 4, 32]),
-            prefill_pending_max_tokens=rng.choice([200, 2_048, 1 << 40]),
+            prefill_pending_max_tokens=rng.choice([200, 2_048, 1 << 31]),
             headroom_divisor=rng.choice([2, 8, 1 << 40]),
             ticket_ttl_ms=400 if unkindness.expiry else 1 << 30,
             worker_stale_after_ms=1 << 30,

@@ -81,16 +81,18 @@ class Siblings:
                 self._got(stretch, node, charge)
         return span
 
-    def backfilled(self, node: Node, charge: float, weight: float) -> Span:
-        """A leg begins outside the window, past siblings that are held up; ``placed`` follows.
-
-        What the clock's height is owed to stays what it was: this is counted apart (B), and P3 does not count it.
-        """
-        span = Span(self.moment.now, charge, weight)
-        node.spans.append(span)
-        node.backfilled.append(span)
-        node.stretch = None
-        return span
+    def lift_behind(self, worker: int, v_least: float) -> None:
+        """Whoever of A_w is behind ``v_least`` is passed, and lifted that far."""
+        passed = [node for node in self.nodes if node.reach & worker and node.v < v_least]
+        for node in passed:
+            if not self._known(node):
+                node.newly |= worker
+            self.lift(node, v_least, worker)
+            node.base = max(node.base, v_least)
+        if passed:
+            self._raise()
+        for node in passed:
+            self._see(node)
 
     def moved(self, node: Node, span: Span, by: float, ended: bool) -> None:
         """What a leg is booked has changed by ``by`` (cost ÷ φ); with ``ended`` for the last time."""
@@ -163,7 +165,7 @@ class Siblings:
             if self.exact:
                 lifted = max([virtual_times.get(bit, 0.0) for bit in bits(newly)])
                 if lifted > node.v:
-                    self.lift(node, lifted)
+                    self.lift(node, lifted, node.newly)
             arrived.append(node)
         self._raise()
         for node in arrived:
@@ -186,14 +188,15 @@ class Siblings:
             node.newly |= newly
             lifted = max([virtual_times.get(bit, 0.0) for bit in bits(newly)])
             if lifted > node.v:
-                self.lift(node, lifted)
+                self.lift(node, lifted, node.newly)
         for bit in bits(reach):
             if node.v > virtual_times.get(bit, 0.0):
                 virtual_times[bit] = node.v
 
-    def lift(self, node: Node, v: float) -> None:
+    def lift(self, node: Node, v: float, workers: int) -> None:
+        """Whoever reaches all of these workers was at that moment, or is lifted later, at least as far."""
         node.v = v
-        node.anchor = Anchor(self.moment.now, node.newly, 0.0, 0.0)
+        node.anchor = Anchor(self.moment.now, workers, 0.0, 0.0)
         node.anchored.append(node.anchor)
         if node.full_since >= 0:
             node.full_since = self.moment.now
@@ -216,7 +219,7 @@ class Siblings:
     def follow(self, node: Node, v: float) -> None:
         """Take the clock of a broken scheduler as it is."""
         if v > node.v and not at_most(v, node.v):
-            self.lift(node, v)
+            self.lift(node, v, node.newly)
         node.v = v
 
     # Within

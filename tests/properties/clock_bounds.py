@@ -50,7 +50,6 @@ def judge(nodes: list[Node], gaps: list[Gap], excesses: list[Excess], drifts: li
     for i, j, at, gap, anchor, entered in gaps:
         bound = anchor.window + anchor.charge
         bound += sums[i.index].under.at(anchor.at) + sums[j.index].over.largest(entered, at)
-        bound += backfilled(i, anchor.at, at)
         demand(at_most(gap, bound), "P2", "moment {}: v_{} − v_{} = {} > {}", at, i.key, j.key, gap, bound)
     for stretch, j, at, last, booked, weight, reach in excesses:
         wrong = sums[j.index].over.at(stretch.began) + sums[j.index].under.at(last)
@@ -104,20 +103,9 @@ class Steps:
         return max(self.at(first), max(inside, default=0.0))
 
 
-def backfilled(node: Node, after: int, until: int) -> float:
-    """B: what a node was booked past siblings that were held up, since its clock's height was owed to its turn."""
-    spans = node.backfilled
-    first = bisect_right(spans, after, key=lambda span: span.began)
-    return sum(span.peak for span in spans[first : bisect_right(spans, until, key=lambda span: span.began)])
-
-
 def half_of_bound(node: Node, entered: int, since: int, at: int, sums: Sums) -> float:
-    """T + ĉ + X̂ + B of one and its own Ô, over a stay of a pair: half of P4's bound."""
+    """T + ĉ + X̂ of one and its own Ô, over a stay of a pair: half of P4's bound."""
     first = bisect_right(node.anchored, since, key=lambda anchor: anchor.at) - 1
     relevant = [anchor for anchor in node.anchored[max(0, first) :] if anchor.at <= at]
-    ends = [anchor.at for anchor in relevant[1:]] + [at]
-    reach = max(
-        anchor.window + anchor.charge + sums.under.at(anchor.at) + backfilled(node, anchor.at, end)
-        for anchor, end in zip(relevant, ends, strict=True)
-    )
+    reach = max(anchor.window + anchor.charge + sums.under.at(anchor.at) for anchor in relevant)
     return reach + sums.over.largest(entered, at)

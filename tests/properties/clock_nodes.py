@@ -74,7 +74,6 @@ class Node:
         "anchor",
         "anchored",
         "attained",
-        "backfilled",
         "base",
         "entered",
         "full_since",
@@ -110,8 +109,6 @@ class Node:
         self.anchored = [self.anchor]
         """All its anchors, in order."""
         self.spans: list[Span] = []
-        self.backfilled: list[Span] = []
-        """Those of them that began outside the window, past siblings that were held up."""
         self.service = 0.0
         """All that is booked, ÷ the tickets' φ: the clock without its lifts."""
         self.attained = 0.0

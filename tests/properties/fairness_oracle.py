@@ -1,11 +1,12 @@
 """An independent book of what a scheduler does, and the properties it must keep at every step.
 
 The oracle sees inputs and effects, and of the scheduler's inside only clocks, reservations, estimates of what
-waits and the kept worker. It works out for itself who is in A, F_i as a set of workers, every clock, lo_w, the
-window, who may run where, what room is taken, what each leg costs and what each tenant has outstanding. The
-properties are those of ``docs/fairness.md``. ``standing`` knows who stands where; clocks and the bounds among
-siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, who is held up ``held_up``'s, what
-of the scheduler's inside is compared ``scheduler_check``'s, and who may be idle ``idleness``'s.
+waits, who waits for a warmer worker and the kept one. It works out for itself who is in A, F_i as a set of
+workers, every clock, lo_w, the window, who may run where, what room is taken, what each leg costs and what each
+tenant has outstanding. The properties are those of ``docs/fairness.md``. ``standing`` knows who stands where;
+clocks and the bounds among siblings are ``clock_book``'s; what must hold at a grant is ``grant_check``'s, who is
+held up ``held_up``'s, for whom a worker is kept ``kept_check``'s, what of the scheduler's inside is compared
+``scheduler_check``'s, and who may be idle ``idleness``'s.
 
 The shell around it must send ``Tick`` whenever the scheduler has asked to be woken, before any other input: then
 what an input brings about and what time brings about are never in one step.
@@ -16,6 +17,7 @@ from tests.properties.clock_nodes import Span
 from tests.properties.grant_check import GrantCheck
 from tests.properties.held_up import HeldUpCheck
 from tests.properties.idleness import Idleness
+from tests.properties.kept_check import KeptCheck
 from tests.properties.scheduler_check import Comparison
 from tests.properties.standing import Standing
 from tests.properties.tenant_book import Book, Leg, Waiting
@@ -65,6 +67,7 @@ class Oracle(Standing):
         self.comparison = Comparison(self)
         self.idleness = Idleness(self)
         self.held_up = HeldUpCheck(self)
+        self.kept = KeptCheck(self, self.held_up)
 
     # Feeding
 
@@ -96,6 +99,7 @@ class Oracle(Standing):
         self.comparison.guarantees()
         if self.stirred:
             self.idleness.check(now_ns)
+        self.kept.stepped()
         kept = self.core.placement.keeping.kept
         if kept is not None:
             waiting = self.books[kept.user.tenant.spec.tenant_id].admitted.get(kept.queued.request.request_id)
@@ -187,6 +191,7 @@ class Oracle(Standing):
         limit = book.spec.concurrency_max
         demand(limit == 0 or len(book.legs) < limit, "A", "{} is beyond its own limit", ticket.tenant_id)
         self.grant_check.order(line, waiting, ticket)
+        self.kept.granted(line, self.held_up.kept_at(ticket.request_id))
         kv_blocks = -(-(request.prompt_tokens - cached + waiting.estimate) // place.spec.block_size_tokens)
         self.grant_check.room(book, place, kv_blocks)
         spans = self.grant_check.spans(line, place, ticket, decision)

@@ -17,11 +17,13 @@ from tests.properties.adversary import Unkindness
 from evenhand.core import placement
 from evenhand.core.facts import CostWeights, LegOutcome
 from evenhand.core.fair_queue import FairChild, FairQueue
+from evenhand.core.fair_tree import FairTree
 from evenhand.core.fitting import Fitting
 from evenhand.core.front import Fronts
 from evenhand.core.guarantees import Guarantees
 from evenhand.core.heads import Heads
 from evenhand.core.held_up import HeldUp
+from evenhand.core.keeping import Keeping
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.placement import Placement
@@ -83,6 +85,7 @@ def one_lo_for_all_workers(patch: Patch) -> None:
             return None
 
     patch.setattr(FairQueue, "first_inside", inside_of_all)
+    patch.setattr(FairQueue, "lo", lambda self, worker: self._order[0][0] if self._order else None)
     patch.setattr(Fronts, "of", front_or_none)
 
 
@@ -318,18 +321,17 @@ def backfill_although_the_most_behind_fits(patch: Patch) -> None:
     patch.setattr(Placement, "_best", best_beside)
 
 
-def headroom_counts_as_held_up(patch: Patch) -> None:
-    beside, runs = Placement._best_beside, HeldUp._runs_somewhere
-    outstanding: list[Any] = []
+def headroom_holds_nobody_up(patch: Patch) -> None:
+    """Whoever lacks headroom alone is waited for."""
+    patch.setattr(HeldUp, "know", lambda self, user, is_held_up: None)
+    runs = HeldUp._runs_somewhere
 
-    def beside_with_headroom(self: Placement, now_ns: int) -> Any:
-        outstanding[:] = [self.fitting._outstanding]
-        return beside(self, now_ns)
+    def runs_but_for_headroom(self: HeldUp, user: Any) -> bool:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Outstanding, "below_share", lambda _self, _tenant: True)
+            return runs(self, user)
 
-    patch.setattr(Placement, "_best_beside", beside_with_headroom)
-    patch.setattr(
-        HeldUp, "_runs_somewhere", lambda self, user: outstanding[0].below_share(user.tenant) and runs(self, user)
-    )
+    patch.setattr(HeldUp, "_runs_somewhere", runs_but_for_headroom)
 
 
 def waiting_counts_at_any_worker(patch: Patch) -> None:
@@ -349,20 +351,42 @@ def backfill_to_the_kept_worker(patch: Patch) -> None:
     patch.setattr(Placement, "_best_beside", beside_with_all)
 
 
-def who_is_held_up_loses_its_claim(patch: Patch) -> None:
-    """Whoever is passed is lifted, as if it had not been in A."""
-    beside = Placement._best_beside
+def who_is_passed_keeps_its_claim(patch: Patch) -> None:
+    patch.setattr(FairTree, "lift_passed", lambda self, user, worker, cost_rate_per_s: None)
 
-    def beside_and_lift(self: Placement, now_ns: int) -> Any:
-        choice = beside(self, now_ns)
-        if choice is not None and choice.backfilled:
-            tenants = choice.tenant.band.tenants
-            for _, _, tenant in tuple(tenants.in_order()):
-                if tenant.v < choice.tenant.v:
-                    tenants.place(tenant, choice.tenant.v, tenant.reach_tokens)
-        return choice
 
-    patch.setattr(Placement, "_best_beside", beside_and_lift)
+def who_is_passed_is_lifted_level(patch: Patch) -> None:
+    """To the clock of whoever passes it, and not to T behind it."""
+
+    def lift_level(self: FairTree, user: Any, worker: Worker, cost_rate_per_s: float) -> None:
+        self.pool.lift_behind(worker, user.tenant.band.v)
+        user.tenant.band.tenants.lift_behind(worker, user.tenant.v)
+        user.tenant.users.lift_behind(worker, user.v)
+
+    patch.setattr(FairTree, "lift_passed", lift_level)
+
+
+def who_is_not_passed_is_lifted(patch: Patch) -> None:
+    """Also whoever does not reach the worker, and may have a use for others."""
+
+    def lift_all(self: Queue, worker: Worker, v_least: float) -> None:
+        for v, _, child in tuple(self.in_order()):
+            if v < v_least:
+                self.place(child, v_least, child.reach_tokens)
+
+    patch.setattr(FairQueue, "lift_behind", lift_all)
+
+
+def kept_for_whoever_is_first(patch: Patch) -> None:
+    """The kept worker is given up when somebody else becomes the most behind."""
+    look = Keeping.look
+
+    def look_at_the_first(self: Keeping, now_ns: int) -> None:
+        if self.kept is not None and self.kept.user is not self._fair.first():
+            self.kept = None
+        look(self, now_ns)
+
+    patch.setattr(Keeping, "look", look_at_the_first)
 
 
 def backfilled_is_not_told(patch: Patch) -> None:
@@ -408,7 +432,7 @@ HELD_UP = Unkindness(held_up=True)
 LOADED = Unkindness(engine_loads=True)
 PROMISED = Unkindness(guarantees=True, weight_changes=True)
 FAULTS: tuple[Fault, ...] = (
-    Fault(v_may_fall, "V may fall", Unkindness(one_sided=True), P),
+    Fault(v_may_fall, "V may fall", PLAIN, P),
     Fault(lift_to_the_least_of_all, "lift to the minimum of all queued", PLAIN, P),
     Fault(lift_to_0, "lift to 0", PLAIN, (*P, "P5")),
     Fault(no_lift, "no lift", PLAIN, P),
@@ -442,10 +466,18 @@ FAULTS: tuple[Fault, ...] = (
         HELD_UP,
         ("held up",),
     ),
-    Fault(headroom_counts_as_held_up, "headroom counts as held up", HELD_UP, ("held up",)),
+    Fault(headroom_holds_nobody_up, "who lacks headroom alone is waited for", HELD_UP, ("P6",)),
     Fault(waiting_counts_at_any_worker, "who waits is looked past at any worker", PLAIN, ("held up",)),
     Fault(backfill_to_the_kept_worker, "backfill to the kept worker", HELD_UP, ("held up",)),
-    Fault(who_is_held_up_loses_its_claim, "who is held up loses its claim", HELD_UP, ("P5",)),
+    Fault(who_is_passed_keeps_its_claim, "who is passed keeps its claim", HELD_UP, ("P5", *P)),
+    Fault(who_is_passed_is_lifted_level, "who is passed is lifted level", HELD_UP, ("P5",)),
+    Fault(
+        who_is_not_passed_is_lifted,
+        "who does not reach the worker is lifted, too",
+        Unkindness(held_up=True, worker_sizes=True),
+        ("P5",),
+    ),
+    Fault(kept_for_whoever_is_first, "the kept worker is given up when the first changes", HELD_UP, ("kept",)),
     Fault(backfilled_is_not_told, "what is backfilled is not told", HELD_UP, ("P1",)),
     Fault(nobody_looks_past_the_held_up, "nobody looks past those held up", HELD_UP, ("P6",)),
     Fault(

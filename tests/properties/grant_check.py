@@ -36,19 +36,16 @@ class GrantCheck:
         if ticket.guaranteed:
             self._guaranteed(line, place.bit, windows)
             return ()
-        outside = (False, False, False)
+        lows = [level.lo for level in decision.levels]
         if ticket.backfilled:
-            outside = self._held_up().demand_held_up(line, place, ticket, windows)
+            self._held_up().demand_held_up(line, place, ticket, windows)
+            for index, (node, window) in enumerate(zip(nodes, windows, strict=True)):
+                node.siblings.lift_behind(place.bit, node.v - window)
+                lows[index] = max(lows[index], node.v - window)
         weights = (ticket.band_weight, ticket.weight, ticket.user_weight)
         spans = []
-        for node, window, weight, level, is_outside in zip(
-            nodes, windows, weights, decision.levels, outside, strict=True
-        ):
-            if is_outside:
-                span = node.siblings.backfilled(node, ticket.charge, weight)
-            else:
-                span = node.siblings.dispatched(node, place.bit, window, ticket.charge, weight, level.lo)
-            spans.append((node, span))
+        for node, window, weight, lo in zip(nodes, windows, weights, lows, strict=True):
+            spans.append((node, node.siblings.dispatched(node, place.bit, window, ticket.charge, weight, lo)))
         return tuple(spans)
 
     def _guaranteed(self, line: Line, worker: int, windows: tuple[float, float, float]) -> None:

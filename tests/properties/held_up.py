@@ -1,24 +1,24 @@
-"""Who is held up, by the oracle's own book: has no use for any open room, headroom aside.
+"""Who is held up, by the oracle's own book: nothing of it can be dispatched to any open worker.
 
 A leg that is backfilled passes siblings that are more than T behind it: ``demand_held_up`` asks of each of them,
 at each level, whether there was indeed nothing for it, in the rooms as they were at that moment. And the other way
-round: where the most-behind is held up, ``check`` asks that no room is idle for want of looking past it.
+round: ``check`` asks that no room is idle for want of looking past those that are held up.
 
 What the map and the modelled prefill said at the moment of a decision is gone at the end of a step, so it is noted
-when the scheduler explains a backfilled choice (``Sight``), before it is reserved. Rooms, queues and clocks are
-the book's.
+when the scheduler explains a backfilled choice (``Sight``), before it is reserved; so are the kept worker and who
+has waited long for a warmer one. Rooms, queues and clocks are the book's.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from tests.properties.broken import at_most, demand
+from tests.properties.broken import SLACK, at_most, demand
 from tests.properties.clock_nodes import Node
 from tests.properties.tenant_book import Book, Line, Place, Waiting, could_run
 
 from evenhand.core.choice import Choice
 from evenhand.core.facts import Decision, Ticket
-from evenhand.core.held_up import HELD_UP_USERS_MAX
+from evenhand.core.held_up import HELD_UP_MAX, HELD_UP_USERS_MAX
 from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.placement import IDLE_LOAD_MAX
 
@@ -26,8 +26,23 @@ if TYPE_CHECKING:
     from tests.properties.fairness_oracle import Oracle
 
 
+class KeptFor(NamedTuple):
+    """Which worker is kept, and for which user of which tenant."""
+
+    worker_id: WorkerId
+    tenant_id: TenantId
+    user: str
+
+
+def kept_for(oracle: "Oracle") -> KeptFor | None:
+    kept = oracle.core.placement.keeping.kept
+    if kept is None:
+        return None
+    return KeptFor(kept.worker.spec.worker_id, kept.user.tenant.spec.tenant_id, kept.user.node_id)
+
+
 class Sight:
-    """What the scheduler could see of map, prefill and the kept worker at one moment."""
+    """What the scheduler could see of map, prefill, waits and the kept worker at one moment."""
 
     def __init__(self, oracle: "Oracle", now_ns: int) -> None:
         self._presence = oracle.presence
@@ -35,10 +50,15 @@ class Sight:
             worker_id: worker.prefill_pending_tokens(now_ns)
             for worker_id, worker in oracle.core.rooms.workers.items()
         }
-        kept = oracle.core.placement.keeping.kept
-        self.kept: tuple[WorkerId, TenantId, str] | None = None
-        if kept is not None:
-            self.kept = (kept.worker.spec.worker_id, kept.user.tenant.spec.tenant_id, kept.user.node_id)
+        self.kept = kept_for(oracle)
+        longest_ns = oracle.config.window_delay_ms * 1e6
+        self.wait_long = {
+            (tenant_id, user.node_id)
+            for tenant_id, tenant in oracle.core.outstanding.tenants.items()
+            for user in tenant.users_known.values()
+            if user.waits_since_ns is not None and now_ns - user.waits_since_ns >= longest_ns
+        }
+        """Users that have waited beside an idle worker for as long as affinity may delay others."""
         self.waiting_counts = False
         """The place in question is hardly used: who waits for a warmer one is held up too."""
         self._blocks: dict[tuple[TenantId, RequestId], dict[WorkerId, int]] = {}
@@ -67,31 +87,38 @@ class HeldUpCheck:
     def __init__(self, oracle: "Oracle") -> None:
         self.oracle = oracle
         self._sights: dict[RequestId, Sight] = {}
+        self._kept: dict[RequestId, KeptFor | None] = {}
         explainer = oracle.core.explainer
         explain = explainer.decision
 
         def decision(choice: Choice, charge: float, now_ns: int) -> Decision:
+            request_id = choice.queued.request.request_id
+            self._kept[request_id] = kept_for(oracle)
             if choice.backfilled:
                 sight = Sight(oracle, now_ns)
                 sight.note_all(oracle)
-                self._sights[choice.queued.request.request_id] = sight
+                self._sights[request_id] = sight
             return explain(choice, charge, now_ns)
 
         explainer.decision = decision  # type: ignore[method-assign]
+
+    def kept_at(self, request_id: RequestId) -> KeptFor | None:
+        """What was kept when a request was granted."""
+        return self._kept.pop(request_id)
 
     # A backfilled leg
 
     def demand_held_up(
         self, line: Line, place: Place, ticket: Ticket, windows: tuple[float, float, float]
-    ) -> tuple[bool, bool, bool]:
-        """Whoever is more than T behind was held up; at which levels was there anybody?"""
+    ) -> None:
+        """Whoever is more than T behind was held up, and somebody was."""
         sight = self._sights.pop(ticket.request_id)
         self._ask_kept(line, place, sight)
         sight.waiting_counts = (
             max(len(place.legs) / place.spec.slots, place.kv_blocks / place.spec.kv_blocks) <= IDLE_LOAD_MAX
         )
         book = line.book
-        outside = []
+        is_outside = False
         for node, window in zip((book.band.node, book.node, line.node), windows, strict=True):
             passed = [
                 other
@@ -102,10 +129,9 @@ class HeldUpCheck:
                 if not at_most(node.v, other.v + window):
                     held_up = self._is_node_held_up(other, line, place, sight)
                     demand(held_up, "held up", "{} passed {}, which had a place", ticket.request_id, other.key)
-            outside.append(bool(passed))
+            is_outside |= bool(passed)
         if self.oracle.exact:
-            demand(any(outside), "held up", "{} had its turn: it is not backfilled", ticket.request_id)
-        return outside[0], outside[1], outside[2]
+            demand(is_outside, "held up", "{} had its turn: it is not backfilled", ticket.request_id)
 
     def _ask_kept(self, line: Line, place: Place, sight: Sight) -> None:
         if sight.kept is None:
@@ -136,23 +162,31 @@ class HeldUpCheck:
 
     def is_held_up(self, line: Line, sight: Sight) -> bool:
         """Nothing of it could be dispatched at any open place; where waits count, whoever may be waiting waits."""
-        for place in self.open_places(sight):
+        waiting_counts = sight.waiting_counts or (line.book.spec.tenant_id, line.name) in sight.wait_long
+        return all(
+            waiting_counts and self._waits(line.book, waiting, place, sight)
+            for waiting, place in self._fitting(line, sight, 1.0 - SLACK)
+        )
+
+    def _fitting(self, line: Line, sight: Sight, slack: float) -> Iterator[tuple[Waiting, Place]]:
+        """What of a user fits where, headroom counted; ``slack`` says to which side that looks away."""
+        places = self.open_places(sight)
+        if sight.kept is not None and (line.book.spec.tenant_id, line.name) == sight.kept[1:]:
+            places = [place for place in self.oracle.places.values() if self.has_room(place, sight)]
+        for place in places:
             for waiting in self.heads(line):
-                if not self.fits(waiting, place, sight):
-                    continue
-                if not (sight.waiting_counts and self._waits(line.book, waiting, place, sight)):
-                    return False
-        return True
+                if self._fits_with_headroom(line.book, waiting, place, sight, slack):
+                    yield waiting, place
 
     # Rooms, in sight of a moment
 
     def open_places(self, sight: Sight) -> list[Place]:
         """With room for anybody, and not kept."""
-        kept = sight.kept[0] if sight.kept is not None else None
+        kept = sight.kept.worker_id if sight.kept is not None else None
         return [
             place
             for place in self.oracle.places.values()
-            if place.spec.worker_id != kept and self._has_room(place, sight)
+            if place.spec.worker_id != kept and self.has_room(place, sight)
         ]
 
     def heads(self, line: Line) -> list[Waiting]:
@@ -169,7 +203,7 @@ class HeldUpCheck:
         tokens = waiting.request.prompt_tokens - sight.cached(waiting, place) + waiting.estimate
         return -(-tokens // place.spec.block_size_tokens)
 
-    def _has_room(self, place: Place, sight: Sight) -> bool:
+    def has_room(self, place: Place, sight: Sight) -> bool:
         spec, oracle = place.spec, self.oracle
         if len(place.legs) >= spec.slots or place.kv_blocks >= spec.kv_blocks or not place.bit & oracle.members:
             return False
@@ -185,15 +219,15 @@ class HeldUpCheck:
                 continue
             if sight.cached(waiting, other) - here < oracle.config.cold_decline_tokens:
                 continue
-            if not (self._has_room(other, sight) and self._fits_with_headroom(book, waiting, other, sight)):
+            if not (self.has_room(other, sight) and self._fits_with_headroom(book, waiting, other, sight, 1.0)):
                 return True
         return False
 
-    def _fits_with_headroom(self, book: Book, waiting: Waiting, place: Place, sight: Sight) -> bool:
+    def _fits_with_headroom(self, book: Book, waiting: Waiting, place: Place, sight: Sight, slack: float) -> bool:
         if not self.fits(waiting, place, sight):
             return False
         in_headroom = self.oracle.in_headroom(place, self._blocks(waiting, place, sight))
-        return not in_headroom or self.oracle.below_share(book, 1.0)
+        return not in_headroom or self.oracle.below_share(book, slack)
 
     def _waits(self, book: Book, waiting: Waiting, place: Place, sight: Sight) -> bool:
         """Is it declined, and not known to have waited as long as it may?"""
@@ -205,20 +239,46 @@ class HeldUpCheck:
 
     # Rooms that are left idle
 
-    def check(self) -> None:
-        """P6 past those that are held up: where a band's most-behind is, those that are not may go on."""
-        oracle = self.oracle
-        sight = Sight(oracle, oracle.now_ns)
+    def check(self, sight: Sight) -> None:
+        """P6 past those that are held up."""
         places = self.open_places(sight)
-        firsts = [self._first(book_of_band) for book_of_band in self._first_books()]
-        if not places or not any(self._is_surely_held_up(line, sight) for line in firsts):
+        if not places:
             return
+        self._check_all(sight)
+        firsts = [self.first(book_of_band) for book_of_band in self._first_books()]
+        if any(self._is_surely_held_up(line, sight) for line in firsts):
+            self._check_beside(places, sight)
+
+    def _check_all(self, sight: Sight) -> None:
+        """Where nobody waits for a warmer worker, nobody of A has anything that can be dispatched."""
+        lines = [
+            line
+            for book in self.oracle.books.values()
+            if book.node.in_a
+            for line in book.lines.values()
+            if line.node.in_a
+        ]
+        if len(lines) > HELD_UP_MAX:
+            return
+        found: list[tuple[Waiting, Place]] = []
+        for line in lines:
+            fitting = list(self._fitting(line, sight, 1.0 - SLACK))
+            ready = [each for each in fitting if not self.is_declined(line.book, *each, sight)]
+            if fitting and not ready:
+                return
+            found += ready
+        for waiting, place in found:
+            what = f"{waiting.request.request_id} of {waiting.request.tenant_id} fits, and nobody waits"
+            demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
+
+    def _check_beside(self, places: list[Place], sight: Sight) -> None:
+        """Where a band's most-behind is held up, those inside the windows about the others may go on."""
+        oracle = self.oracle
         for place in places:
             for line in self._beside(place, sight):
                 for waiting in self.heads(line):
-                    if self._fits_with_headroom(line.book, waiting, place, sight) and not oracle.idleness.waits(
-                        line.book, waiting, place
-                    ):
+                    fits = self._fits_with_headroom(line.book, waiting, place, sight, 1.0 - SLACK)
+                    if fits and not oracle.idleness.waits(line.book, waiting, place):
                         what = f"{waiting.request.request_id} of {line.book.spec.tenant_id}, not held up, fits"
                         demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
@@ -231,17 +291,13 @@ class HeldUpCheck:
                 found.append(self.oracle.books[TenantId(min(tenants)[1])])
         return found
 
-    def _first(self, book: Book) -> Line:
+    def first(self, book: Book) -> Line:
+        """The most-behind user of a tenant."""
         return book.lines[min((node.v, node.key) for node in book.users.nodes if node.in_a)[1]]
 
     def _is_surely_held_up(self, line: Line, sight: Sight) -> bool:
-        """Held up whatever the scheduler believes of its waits: it fits nowhere.
-
-        One that waits may have waited long enough by what the scheduler believes, and lack headroom alone.
-        """
-        return not any(
-            self.fits(waiting, place, sight) for place in self.open_places(sight) for waiting in self.heads(line)
-        )
+        """Held up whatever the scheduler believes of its waits: it fits nowhere."""
+        return next(self._fitting(line, sight, 1.0 + SLACK), None) is None
 
     def _beside(self, place: Place, sight: Sight) -> list[Line]:
         """At each level the first of those not surely held up, inside the window about the least of them."""

@@ -1,5 +1,5 @@
 """P6 by brute force: a worker with room is idle only if nobody of C_w fits, or what does waits, bounded, for a
-warmer worker, or it is kept for the most-behind.
+warmer worker, or it is kept. What is found past those that are held up is ``held_up``'s.
 
 Who is looked at, in which order, and what fits is worked out anew from the oracle's book at each step; remembered
 is only since when a request waits for a warmer worker. Of the scheduler it takes the kept worker, the prefill that
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.properties.broken import SLACK, demand
 from tests.properties.clock_nodes import Node
+from tests.properties.held_up import Sight
 from tests.properties.tenant_book import Book, Line, Place, Waiting, could_run
 
 from evenhand.core.ids import TenantId
@@ -30,17 +31,14 @@ class Idleness:
         open_places = [place for place in oracle.places.values() if self._has_room(place, now_ns)]
         if not open_places:
             return
-        kept, kept_for = oracle.core.placement.keeping.kept, None
-        if kept is not None:
-            kept_for = oracle.books[kept.user.tenant.spec.tenant_id].lines[kept.user.node_id]
-            first = self._first()
-            demand(kept_for is first, "P6", "kept for {}, the most-behind is {}", kept_for.name, first.name)
+        sight = Sight(oracle, now_ns)
+        kept_for = oracle.kept.looked(sight)
         for place in open_places:
-            is_kept = kept is not None and kept.worker.spec.worker_id == place.spec.worker_id
+            is_kept = sight.kept is not None and sight.kept.worker_id == place.spec.worker_id
             self._check_place(place, kept_for if is_kept else None, now_ns)
             if not is_kept:
                 self._check_guarantees(place, now_ns)
-        oracle.held_up.check()
+        oracle.held_up.check(sight)
 
     def _has_room(self, place: Place, now_ns: int) -> bool:
         spec, oracle = place.spec, self.oracle
@@ -52,14 +50,6 @@ class Idleness:
         if place.is_engine_full(oracle.config.engine_full_fraction):
             return False
         return worker.prefill_pending_tokens(now_ns) < oracle.config.prefill_pending_max_tokens
-
-    def _first(self) -> Line:
-        """The most-behind user of the most-behind tenant of the most-behind band."""
-        oracle = self.oracle
-        band = min(behind(oracle.pool.nodes))[2]
-        tenant = min(behind(oracle.bands[band.key].tenants.nodes))[2]
-        book = oracle.books[TenantId(tenant.key)]
-        return book.lines[min(behind(book.users.nodes))[2].key]
 
     def _check_place(self, place: Place, kept_for: Line | None, now_ns: int) -> None:
         config = self.oracle.config

@@ -42,6 +42,7 @@ CHECKER = (
     "guarantee_book.py",
     "held_up.py",
     "idleness.py",
+    "kept_check.py",
     "scheduler_check.py",
     "standing.py",
     "tenant_book.py",
