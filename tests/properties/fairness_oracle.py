@@ -358,7 +358,6 @@ class Oracle(Standing):
                 waiting.passed, waiting.excluded = 0, ()
             book.guarantee.restarted(self.work, bool(book.spec.guaranteed_share))
             for leg in book.legs.values():
-                leg.guarantee_share = 0.0
                 self._on_clocks_of_that_name(leg)
         self.places.clear()
         self.members_changed()

@@ -7,6 +7,7 @@ ends alone, whatever makes a guarantee due; what legs turn out to cost beyond th
     taken before a booking ≤ burst + what legs of before have given back since
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tests.properties.broken import at_most, demand
@@ -54,6 +55,16 @@ class GuaranteeBook:
         self.given_back += leg.tag_moved - kept
         self.tag -= leg.tag_moved - kept
         leg.tag_moved = kept
+
+    def share_changed(self, legs: Iterable["Leg"], by: float, work: float) -> None:
+        """What is paid ahead, owed or taken is a cost: at the share of now it is so many times the work."""
+        self._run_off(work)
+        self.tag = work + (self.tag - work) * by
+        self.given_back = self.given_back * by + self.taken * max(0.0, by - 1.0)
+        self.taken *= by
+        for leg in legs:
+            leg.guarantee_share /= by
+            leg.tag_moved *= by
 
     def restarted(self, work: float, is_guaranteed: bool) -> None:
         """A checkpoint tells of the tags of those that are guaranteed something."""

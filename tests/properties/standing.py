@@ -67,10 +67,14 @@ class Standing:
             self.place_band(before, 0.0)
             book.band = self.bands[spec.band]
             book.node = Node(spec.tenant_id, spec.weight, book.band.tenants)
+        share_before = self.guaranteed_share(book)
         weights = dict(spec.user_weights)
         for line in book.lines.values():
             line.node.weight = weights.get(line.name, 1.0)
         book.spec = spec
+        share = self.guaranteed_share(book)
+        if share_before and share and share != share_before:
+            book.guarantee.share_changed(book.legs.values(), share_before / share, self.work)
         book.node.weight = spec.weight
         self.place_tenant(book, 0.0, 0.0)
 

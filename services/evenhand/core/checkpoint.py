@@ -71,6 +71,10 @@ class TicketHeld:
     block_keys: tuple[int, ...] = ()
     taken: TokensTaken | None = None
     """Of the tenant's limits per minute."""
+    guarantee_share: float = 0.0
+    """The part of R by which its cost moves its tenant's guarantee; 0: it does not, or its writer knew none."""
+    guarantee_moved: float = 0.0
+    """By so much of the pool's work it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,8 @@ def take_checkpoint(legs: Legs, now_ns: int = 0) -> SchedulerCheckpoint:
                 held.booked,
                 tuple(held.queued.request.block_keys[:KEYS_KEPT_MAX]),
                 legs.limits.taken(held.ticket.tenant_id, held.ticket.request_id),
+                held.guarantee_share,
+                held.guarantee_moved,
             )
             for held in sorted(legs.book.all_open(), key=lambda held: held.queued.age)
         ),
@@ -160,7 +166,9 @@ def restore_checkpoint(legs: Legs, checkpoint: SchedulerCheckpoint, now_ns: int,
     legs.estimator.restore(checkpoint.output_learned)
     ttl_ns = min(legs.config.ticket_ttl_ms, legs.config.ticket_confirm_ms) * 1_000_000
     for held in checkpoint.tickets:
-        legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)
+        taken_over = legs.take_over(held.ticket, held.block_keys, held.booked, ttl_ns, now_ns)
+        taken_over.guarantee_share = held.guarantee_share
+        taken_over.guarantee_moved = held.guarantee_moved
         if held.taken is not None:
             legs.limits.restore_taken(held.ticket, held.taken)
 

@@ -22,6 +22,13 @@ Inside the windows of all levels such a dispatch is an ordinary one. Outside, th
 is booked to the guarantee ledger and moves no clock, so that what is guaranteed to one delays no other beyond the
 rate.
 
+At each look the first K of those that are due are asked what of theirs fits. Those that found nothing the last
+time (``asked``) must not stop whoever is behind them: they do not count among the K, and of them the K longest
+unasked are asked beside, each in its place in the order. So all are asked in turn, and a look stays bounded.
+
+A share that changes keeps what is owed, as a cost: ``tag − G`` becomes what that is at the share of now, and so
+does what open legs have moved.
+
 Shares that sum to more than ``guaranteed_share_sum_max`` are scaled down to it together, so that the rest of the
 pool keeps moving. A worker that is kept for the most-behind user is not given to a guarantee.
 
@@ -30,6 +37,8 @@ One writer, the pool's scheduler. This module moves no clock of the fair queue a
 
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from itertools import islice
 
 from evenhand.core.estimator import NS_PER_S, CostRate
 from evenhand.core.facts import SchedulerConfig
@@ -47,7 +56,9 @@ class Guarantees:
         self._tenants_max = config.tenants_considered_max
         self._cost_rate = cost_rate
         self._order: list[tuple[float, str, Tenant]] = []
-        """Those in A by (tag, id)."""
+        """Those in A by (tag, id), but for those that found nothing."""
+        self._vain: dict[Tenant, None] = {}
+        """Those in A that were due and found nothing the last time, the longest unasked first."""
         self._share_units = 0
         """Sum of all guaranteed shares, in ``WEIGHT_UNITS``, so that it never drifts."""
         self.clock = 0.0
@@ -82,10 +93,21 @@ class Guarantees:
     def change(self, tenant: Tenant, share: float) -> None:
         """The tenant's guaranteed share is this from here on; 0: none."""
         units = round(share * WEIGHT_UNITS)
+        before = self.share(tenant)
         self._take_out(tenant)
         self._share_units += units - tenant.guaranteed_units
         tenant.guaranteed_units = units
+        after = self.share(tenant)
+        if before > 0.0 and after > 0.0 and after != before:
+            self._rescale(tenant, before / after)
         self.note(tenant)
+
+    def _rescale(self, tenant: Tenant, by: float) -> None:
+        """What is owed, and what open legs have moved, is a cost: at another share it is so much more of G."""
+        tenant.guarantee_tag = self.clock + (tenant.guarantee_tag - self.clock) * by
+        for held in tenant.granted.values():
+            held.guarantee_share /= by
+            held.guarantee_moved *= by
 
     def note(self, tenant: Tenant) -> None:
         """The tenant may have entered or left A."""
@@ -97,13 +119,28 @@ class Guarantees:
             self._take_out(tenant)
 
     def due(self) -> list[Tenant]:
-        """Tenants in A that are behind on their guarantee, the furthest behind first; at most K of them."""
+        """Tenants in A that are behind on their guarantee and are to be asked, the furthest behind first.
+
+        At most K of them, and K that found nothing the last time.
+        """
         tenants: list[Tenant] = []
         for tag, _, tenant in self._order:
             if tag > self.clock or len(tenants) >= self._tenants_max:
                 break
             tenants.append(tenant)
+        if self._vain:
+            tenants += islice(self._vain, self._tenants_max)
+            tenants.sort(key=_place)
         return tenants
+
+    def asked(self, due: Sequence[Tenant], found: Tenant | None) -> None:
+        """Of those ``due`` all before the one that found a pair were asked in vain; None: all were."""
+        for tenant in due:
+            if tenant is found:
+                return
+            self._take_out(tenant)
+            tenant.guarantee_waits = True
+            self._vain[tenant] = None
 
     def next_due_ns(self, now_ns: int) -> int | None:
         """When the next tenant in A falls behind on its guarantee, while R stays; None: none will."""
@@ -121,10 +158,15 @@ class Guarantees:
         return share * self._share_sum_max / share_sum if share_sum > self._share_sum_max else share
 
     def behind_ms(self, tenant: Tenant, now_ns: int) -> float:
-        """For how long its guarantee has been due, at the R of now; below 0: so long it will not be. 0: none."""
+        """For how long its guarantee has been due, at the R of now, as far as that is kept; 0: none.
+
+        Below 0: so long it will not be. Never above 0 outside A: who asks for nothing is not behind.
+        """
         if not tenant.guaranteed_units:
             return 0.0
-        return (self.clock_at(now_ns) - tenant.guarantee_tag) / self._cost_rate.per_s * 1_000.0
+        kept_s = self._burst_s if tenant.in_a else 0.0
+        behind_s = (self.clock_at(now_ns) - tenant.guarantee_tag) / self._cost_rate.per_s
+        return min(kept_s, behind_s) * 1_000.0
 
     def charge(self, tenant: Tenant, held: OpenTicket) -> None:
         """A dispatch of the tenant: its leg is held with the share by which its corrections count."""
@@ -166,10 +208,17 @@ class Guarantees:
 
     def _take_out(self, tenant: Tenant) -> None:
         if tenant.guarantee_waits:
+            tenant.guarantee_waits = False
+            if tenant in self._vain:
+                del self._vain[tenant]
+                return
             index = bisect_left(self._order, (tenant.guarantee_tag, tenant.node_id))
             assert self._order[index][2] is tenant, "the order of guarantees is broken"
             del self._order[index]
-            tenant.guarantee_waits = False
+
+
+def _place(tenant: Tenant) -> tuple[float, str]:
+    return tenant.guarantee_tag, tenant.node_id
 
 
 def _tag(entry: tuple[float, str, Tenant]) -> float:

@@ -246,6 +246,7 @@ class PoolScheduler:
         while self._requests.queued_total and self._legs.rooms.open:
             due = self._legs.guarantees.due()
             choice = placement.choose_guaranteed(due, now_ns) if due else None
+            self._legs.guarantees.asked(due, choice.user.tenant if choice is not None else None)
             if choice is None:
                 choice = placement.choose(now_ns)
             if choice is None:

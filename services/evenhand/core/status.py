@@ -38,7 +38,8 @@ class TenantStatus:
     cost_idled: float = 0.0
     """Charged for workers and room that its withdrawn requests left idle."""
     guarantee_behind_ms: float = 0.0
-    """For how long its guarantee has been due, at the R of now; below 0: it is ahead of its guarantee."""
+    """For how long its guarantee has been due, at the R of now, up to the burst and only while it is in A;
+    below 0: it is ahead of its guarantee."""
     users: int = 0
     """Users that are remembered: those with something open, and those at rest that are ahead."""
 

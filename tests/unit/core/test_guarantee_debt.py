@@ -8,6 +8,7 @@ from tests.unit.core.scheduler_world import MS, World, config, ticket, tickets
 
 from evenhand.core.facts import Ticket, Usage, WorkerLoad
 from evenhand.core.ids import TenantId, WorkerId
+from evenhand.core.scheduler import PoolScheduler
 from evenhand.core.steps import Effect, Renew, Settle, WorkerGone, WorkerHeard
 
 LONG_MS = 10**9
@@ -158,6 +159,86 @@ def test_a_leg_by_its_turn_gives_back_no_more_than_it_moved() -> None:
     world.submit("sure", prompt=50_000, request_id="s")
     world.cancel("sure", "s", Usage(100, 0, 1))
     assert ahead(world) - begun >= moved - 1e-6, "what a leg has not moved it does not give back"
+
+
+def guaranteed_leg(world: World, **changes: object) -> Ticket:
+    """A leg of the tenant with the guarantee, outside the windows; others have had nothing but legs of 100."""
+    for count in range(4):
+        world.submit("a", prompt=100, output=1, request_id=f"a{count}")
+    world.submit("sure", **changes)  # type: ignore[arg-type]
+    for _ in range(5):
+        (held,) = world.scheduler._legs.book.all_open()
+        if held.ticket.tenant_id == "sure":
+            break
+        world.settle(held.ticket)
+    assert held.ticket.guaranteed
+    return held.ticket
+
+
+def change_share(world: World, share: float) -> None:
+    world.tenants("sure", weight=0.01, guaranteed_share=share)
+
+
+def test_what_is_owed_is_a_cost_whatever_becomes_of_the_share() -> None:
+    world = quiet(guarantee_burst_ms=500.0)
+    change_share(world, 0.001)
+    world.settle(ticket(world.submit("sure", prompt=2_000, output=1)))
+    world.tick(60_000)
+    world.settle(guaranteed_leg(world, prompt=10_000, output=1))
+    owed = ahead(world) * 0.001
+    assert owed > 9_000.0
+    change_share(world, 0.5)
+    assert ahead(world) * 0.5 == pytest.approx(owed)
+    change_share(world, 0.001)
+    assert ahead(world) * 0.001 == pytest.approx(owed)
+
+
+@pytest.mark.parametrize("changed_to", [0.01, 0.9])
+def test_a_leg_that_runs_while_the_share_changes_is_corrected_at_the_share_of_now(changed_to: float) -> None:
+    ends = []
+    for share in (changed_to, 0.5):
+        world = quiet(guarantee_burst_ms=500.0)
+        world.settle(ticket(world.submit("sure", prompt=2_000, output=1)))
+        world.tick(60_000)
+        leg = guaranteed_leg(world, prompt=100, output=10_000, output_tokens_expected=10_000)
+        begun = ahead(world) * 0.5
+        change_share(world, share)
+        world.settle(leg, Usage(100, 0, 1))
+        ends.append(begun - ahead(world) * share)
+    assert ends[0] == pytest.approx(ends[1])
+    assert ends[1] == pytest.approx(leg.charge - 102.0)
+
+
+def test_who_asks_for_nothing_is_not_behind_and_nobody_by_more_than_is_kept() -> None:
+    world = quiet(guarantee_burst_ms=500.0)
+    world.tick(3_600_000)
+    world.tenants("late", guaranteed_share=0.1)
+    assert behind_ms(world, "late") == behind_ms(world, "sure") == 0.0
+    world.submit("a", prompt=100)
+    world.submit("sure", prompt=100)
+    assert behind_ms(world, "sure") == 500.0
+
+
+@pytest.mark.parametrize("guaranteed", [False, True])
+def test_a_leg_of_an_earlier_term_gives_back_what_it_did_not_cost(guaranteed: bool) -> None:
+    ends = []
+    for takes_over in (False, True):
+        world = quiet(guarantee_burst_ms=500.0)
+        world.settle(ticket(world.submit("sure", prompt=2_000, output=1)))
+        world.tick(60_000)
+        tokens = 10_000 if guaranteed else 1_000
+        expected = {"prompt": 100, "output": tokens, "output_tokens_expected": tokens}
+        turn = world.submit("sure", **expected) if not guaranteed else ()  # type: ignore[arg-type]
+        leg = ticket(turn) if turn else guaranteed_leg(world, **expected)
+        if takes_over:
+            checkpoint, begun = world.scheduler.checkpoint(world.now_ns), ahead(world)
+            world.scheduler = PoolScheduler(world.scheduler.config, world.presence, 2)
+            world.scheduler.restore(checkpoint, world.now_ns, 0)
+            world.workers("w1", slots=1, kv_blocks=100_000)
+            assert ahead(world) == pytest.approx(begun)
+        world.step(Settle(leg.ticket_id, Usage(100, 0, 1)))
+        ends.append(ahead(world))
+    assert ends[0] == pytest.approx(ends[1])
 
 
 @pytest.mark.parametrize("clock", [0.0, 1e13])
