@@ -2,8 +2,8 @@
 
 Every reservation is made at the moment of decision and given back when the ticket ends, so a burst never piles
 up on one worker. Prefill is given back sooner, at the first token. Where clients tell of it, what is pending is
-known: the uncached tokens of the tickets *awaited*, those without a first token. One that is silent far longer
-than its prefill can take (``PREFILL_OVERDUE_FACTOR``) counts no more.
+known: the uncached tokens of the tickets *awaited*, those without a first token. One that is silent longer than
+its prefill takes (``PREFILL_OVERDUE_FACTOR``) counts no more, and its tenant is modelled until it tells again.
 
 The tickets of tenants that have shown that they do not tell are modelled as one queue served at the worker's
 learned rate: each gets a stretch of time ``[start, end)`` behind those before it; what lies ahead of now is
@@ -38,9 +38,10 @@ RATE_SAMPLES_MAX = 15
 """The prefill rate is the median of so many of the latest samples: steps, batches and queues of the engine make
 single ones several times too fast or too slow."""
 
-PREFILL_OVERDUE_FACTOR = 4.0
-"""A first token that is not told so many times later than modelled, and ``PREFILL_OVERDUE_MS`` more, will not be
-told: the ticket's prefill is taken to be done."""
+PREFILL_OVERDUE_FACTOR = 1.5
+"""A first token that is not told in so many times what is modelled, and ``PREFILL_OVERDUE_MS`` more, is awaited no
+longer: the ticket's prefill is taken to be done. Near the model, because who does not tell closes a worker for all
+that time. Where it is told later all the same, the worker has got its next request too soon, once."""
 
 PREFILL_OVERDUE_MS = 1_000
 """For what is no prefill: the network, a step of the engine that is under way."""
@@ -202,15 +203,13 @@ class Worker:
         ticket.prefill_end_ns = min(ticket.prefill_end_ns, now_ns)
 
     def give_up_overdue(self, now_ns: int) -> None:
-        """Await the first tokens no more that are not told in any time that their prefill can take.
+        """Await the first tokens no more that are not told in the time that their prefill takes.
 
-        A tenant that has told none so far is taken to tell none.
+        Their tenant is taken to tell none, until it does again.
         """
         for ticket in [each for each in self.awaited.values() if each.prefill_overdue_ns <= now_ns]:
             self.prefilled(ticket, now_ns)
-            tenant = ticket.user.tenant
-            if tenant.tells_first_token is None:
-                tenant.tells_first_token = False
+            ticket.user.tenant.tells_first_token = False
 
     def prefill_room_at_ns(self, prefill_pending_max_tokens: int) -> int:
         """When time alone next makes prefill room of a worker that has none, or may: look again then."""

@@ -93,13 +93,38 @@ def test_a_tenant_that_lets_its_first_legs_run_overdue_is_modelled_from_then_on(
     assert len(tickets(world.tick(2_000 / RATE * 1_000))) == 1
 
 
-def test_one_that_tells_is_awaited_even_after_a_first_token_was_overdue(world: World) -> None:
+def test_one_that_has_told_is_modelled_after_an_overdue_first_token_until_it_tells_again(world: World) -> None:
     answered(world, 125.0)
     ticket(world.submit("a", prompt=4_000))
     world.tick(10_000)
     ticket(world.submit("a", prompt=4_000))
+    waits = world.submit("a", prompt=100)
+    assert not tickets(waits)
+    modelled = ticket(world.tick(2_000 / RATE * 1_000 + 1))
+    world.tick(10_000)
+    told(world, modelled)
+    ticket(world.submit("a", prompt=4_000))
     assert not tickets(world.submit("a", prompt=100))
-    assert not tickets(world.tick(2_000))
+    assert not tickets(world.tick(4_000 / RATE * 1_000)), "awaited, for it tells again"
+
+
+def test_who_tells_on_small_legs_and_not_on_large_ones_closes_a_worker_hardly_longer_than_modelled() -> None:
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, ticket_ttl_ms=10**7))
+    world.tenants("a", "other")
+    world.workers("w1", slots=64, kv_blocks=1_000_000)
+    for tells_in_between in (True, False, False):
+        if tells_in_between:
+            answered(world, 2.0, prompt=10)
+        ticket(world.submit("a", prompt=160_000))
+        began_ns = world.now_ns
+        world.submit("other", prompt=10, request_id="waits")
+        while not any(leg.request_id == "waits" for leg in tickets(world.effects)):
+            world.tick(100)
+        world.effects.clear()
+        world.cancel("other", "waits", FIRST_TOKEN)
+        modelled_ms = 160_000 / RATE * 1_000
+        bound_ms = 1.5 * modelled_ms + PREFILL_OVERDUE_MS if tells_in_between else modelled_ms
+        assert (world.now_ns - began_ns) / 1e6 <= bound_ms + 100
 
 
 def test_single_wild_times_to_first_token_do_not_move_the_rate(world: World) -> None:
