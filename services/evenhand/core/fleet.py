@@ -121,7 +121,7 @@ class Fleet:
         self._legs.fair.forget(worker_id)
         for held in reversed(tuple(worker.tickets.values())):
             self._requests.lose_leg(held, now_ns, effects)
-        self._legs.rooms.drop(worker)
+        self._legs.rooms.drop(worker, now_ns)
         self._legs.presence.worker_gone(worker_id)
         self._workers_changed()
         self._requests.refuse_stranded(now_ns, effects)

@@ -9,9 +9,10 @@ headroom is there for others than it.
 A worker that drains is idle in part. As long as the request is served in the end, that is the price of fairness
 to large requests. But who asks for a whole worker, and withdraws before the grant or right after it, again and
 again, would halve a small pool at no cost. So while a worker is kept, and another tenant is in A, the request is
-noted for what its keeping idles::
+noted for what its keeping idles, for as long as nothing else closes the worker: while its engine is full or its
+prefill is, nobody could use it::
 
-    idled += R / members · time · idle share of the worker     idle share = 1 − the fuller of slots and KV
+    idled += R / members · time open · idle share of the worker     idle share = 1 − the fuller of slots and KV
 
 The worker is drained no further than to its end, so ``idled`` is at most R/members times the longest residual
 there. It is charged, at all levels, when the request is withdrawn: whole if it still waits (a cancel, a
@@ -36,21 +37,23 @@ from evenhand.core.worker import Worker
 class Kept:
     """A worker, for whom it is kept, and at what pace that idles it."""
 
-    __slots__ = ("idle_per_s", "is_drained", "queued", "seen_ns", "user", "worker")
+    __slots__ = ("idle_per_s", "is_drained", "open_ns", "queued", "user", "worker")
 
     def __init__(self, user: User, queued: Queued, worker: Worker, now_ns: int) -> None:
         self.user = user
         self.queued = queued
         self.worker = worker
-        self.seen_ns = now_ns
+        self.open_ns = worker.open_ns_at(now_ns)
+        """For how long the worker had had room, as of the last look."""
         self.idle_per_s = 0.0
         self.is_drained = False
         """Something of the user fits there, and it lies inside the windows."""
 
     def accrue(self, now_ns: int) -> None:
-        """Note what was idled since the last look; rooms change at looks alone."""
-        self.queued.idled += self.idle_per_s * (now_ns - self.seen_ns) / NS_PER_S
-        self.seen_ns = now_ns
+        """Note what was idled since the last look; a worker that has room is looked at whenever that changes."""
+        open_ns = self.worker.open_ns_at(now_ns)
+        self.queued.idled += self.idle_per_s * (open_ns - self.open_ns) / NS_PER_S
+        self.open_ns = open_ns
 
 
 class Keeping:

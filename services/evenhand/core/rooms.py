@@ -56,11 +56,13 @@ class Rooms:
         assert worker_id not in self.workers, f"worker {worker_id} is here already"
         self.workers[worker_id] = worker
         self.open[worker_id] = worker
+        worker.note_open(True, now_ns)
         self.judge(worker, now_ns)
         self._age_by(worker.heard_at_ns + self._stale_after_ns)
 
-    def drop(self, worker: Worker) -> None:
-        self._set_closed(worker, None)
+    def drop(self, worker: Worker, now_ns: int) -> None:
+        self._set_closed(worker, None, now_ns)
+        worker.note_open(False, now_ns)
         del self.workers[worker.spec.worker_id]
         del self.open[worker.spec.worker_id]
 
@@ -102,7 +104,7 @@ class Rooms:
             if at_ns != worker.reopens_at_ns:
                 worker.reopens_at_ns = at_ns
                 heapq.heappush(self._reopen, (at_ns, worker.spec.worker_id))
-        self._set_closed(worker, reason)
+        self._set_closed(worker, reason, now_ns)
         if len(self._reopen) > REOPEN_KEPT_MIN + REOPEN_PER_WORKER_MAX * len(self.workers):
             self._sweep_reopen()
 
@@ -165,9 +167,10 @@ class Rooms:
         if self._age_at_ns is None or at_ns < self._age_at_ns:
             self._age_at_ns = at_ns
 
-    def _set_closed(self, worker: Worker, reason: str | None) -> None:
+    def _set_closed(self, worker: Worker, reason: str | None, now_ns: int) -> None:
         if worker.closed == reason:
             return
+        worker.note_open(reason is None, now_ns)
         self._closed_sorted = None
         if worker.closed is not None:
             left = self._closed_counts[worker.closed] - 1

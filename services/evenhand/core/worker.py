@@ -72,6 +72,8 @@ class Worker:
         "load",
         "load_share",
         "mark",
+        "open_from_ns",
+        "open_ns",
         "output_token_ms",
         "prefill_rate_tokens_per_s",
         "prefill_until_ns",
@@ -114,6 +116,10 @@ class Worker:
         """When prefill is expected to leave room again, as last noted; 0: not noted."""
         self.closed: str | None = None
         """Why it has no room now; None: it has."""
+        self.open_ns = 0
+        """For how long it has had room, up to when it was last closed."""
+        self.open_from_ns: int | None = None
+        """Since when it has room; None: it has none."""
 
     def change_spec(self, spec: WorkerSpec) -> None:
         """Take another spec; tickets and what they reserve stay."""
@@ -132,6 +138,15 @@ class Worker:
         if ahead_ns <= 0:
             return float(self.awaited_tokens)
         return self.awaited_tokens + ahead_ns * self.prefill_rate_tokens_per_s / NS_PER_S
+
+    def open_ns_at(self, now_ns: int) -> int:
+        """For how long it has had room so far."""
+        return self.open_ns + (now_ns - self.open_from_ns if self.open_from_ns is not None else 0)
+
+    def note_open(self, is_open: bool, now_ns: int) -> None:
+        """From here on it has room, or has none."""
+        self.open_ns = self.open_ns_at(now_ns)
+        self.open_from_ns = now_ns if is_open else None
 
     def fill(self, blocks: int) -> None:
         """So many blocks of its cache hold something, as the map and what is assumed beside it say."""

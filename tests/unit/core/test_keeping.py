@@ -5,9 +5,10 @@ import heapq
 import pytest
 from tests.unit.core.scheduler_world import MS, World, config, ended, ticket, tickets
 
-from evenhand.core.facts import LegOutcome, Ticket, Usage
+from evenhand.core.facts import LegOutcome, Ticket, Usage, WorkerLoad
+from evenhand.core.ids import WorkerId
 from evenhand.core.legs import Legs
-from evenhand.core.steps import Granted, IdleCharged, Refused, Settle, Tick
+from evenhand.core.steps import Granted, IdleCharged, Refused, Settle, Tick, WorkerHeard
 
 LONG_MS = 10**9
 LEG_NS = 100 * MS
@@ -88,6 +89,22 @@ def test_a_request_that_is_withdrawn_pays_what_its_keeping_idled() -> None:
     assert world.v("large") == pytest.approx(before + charge.cost)
     status = next(t for t in world.scheduler.status(0).tenants if t.tenant_id == "large")
     assert (status.cost_idled, status.cost_got) == (charge.cost, 0.0)
+
+
+@pytest.mark.parametrize("others_have_room", [True, False])
+def test_a_kept_worker_that_nobody_could_use_idles_nothing(others_have_room: bool) -> None:
+    """Its engine is full for an hour: it would have got nothing, kept or not, and with no room nobody looks."""
+    world = pool(ticket_ttl_ms=10**8)
+    running = kept_for_large(world)
+    world.step(WorkerHeard(WorkerId("w1"), WorkerLoad(8, 0, 1.0, world.now_ns)))
+    if others_have_room:
+        world.workers("w2", slots=8, kv_blocks=100)
+    world.settle(running.pop(0), after_ms=10)
+    world.tick(1_800_000)
+    world.tick(1_800_000)
+    assert world.scheduler.kept == ("large", "w1")
+    world.cancel("large", "large")
+    assert sum(charge.cost for charge in charges(world)) < 100.0
 
 
 def test_who_is_served_in_the_end_pays_for_no_keeping() -> None:
