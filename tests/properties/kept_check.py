@@ -25,11 +25,14 @@ class KeptCheck:
         """For whom a worker was kept at the look before."""
         self._is_bound = False
         """It has been in A since, and nothing of it was dispatched."""
+        self._is_served = False
+        """Something of it was dispatched at that look."""
 
     def granted(self, line: Line, kept: KeptFor | None) -> None:
         """Something was dispatched, by a look that kept a worker for this user."""
         self._line = self._line_of(kept)
-        self._is_bound = self._line is not None and self._line is not line
+        self._is_served = self._line is line
+        self._is_bound = self._line is not None and not self._is_served
 
     def looked(self, sight: Sight) -> Line | None:
         """The look found nobody any more: for whom is a worker kept, and may it be?"""
@@ -39,17 +42,17 @@ class KeptCheck:
             demand(may_lose, "kept", "what was kept for {} is given up, and it fits nowhere", before.name)
         if line is not None:
             demand(self._is_in_a(line), "kept", "kept for {}, which is not in A", line.name)
-            if line is not before or not self._is_bound:
+            if line is not before or self._is_served:
                 first = self._first()
                 demand(line is first, "kept", "kept for {}, the most-behind is {}", line.name, first.name)
-        self._line, self._is_bound = line, line is not None
+        self._line, self._is_bound, self._is_served = line, line is not None, False
         return line
 
     def stepped(self) -> None:
         """A step is over, whether anybody was looked for or not."""
         line = self._line_of(kept_for(self.oracle))
         was_bound = self._is_bound or line is not self._line
-        self._line = line
+        self._line, self._is_served = line, False
         self._is_bound = line is not None and was_bound and self._is_in_a(line)
 
     def _line_of(self, kept: KeptFor | None) -> Line | None:

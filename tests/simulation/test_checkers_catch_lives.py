@@ -175,6 +175,17 @@ def split_forgotten(patch: pytest.MonkeyPatch) -> None:
     told_of(patch, "open", lambda g: replace(g, ticket=replace(g.ticket, charge=g.ticket.charge * 0.9)))
 
 
+def told_as_backfilled(patch: pytest.MonkeyPatch) -> None:
+    """A ticket that had its turn states that it has passed somebody."""
+    told_of(
+        patch,
+        "open",
+        lambda g: replace(
+            g, ticket=replace(g.ticket, backfilled=True), decision=replace(g.decision, backfilled=True)
+        ),
+    )
+
+
 def ended_as(patch: pytest.MonkeyPatch, changed: Callable[[LegEnded], tuple[LegEnded, ...]]) -> None:
     """The end of a leg is told otherwise."""
     real = Legs.end
@@ -398,6 +409,7 @@ CASES = (
     Case("ticket ids come again", ids_again, "was granted twice", seeds=(1, 2)),
     Case("a grant is told otherwise", granted_otherwise, "granted again as another", "clients-repeat"),
     Case("a split is forgotten", split_forgotten, "its split costs", seeds=(1,)),
+    Case("a turn is told as passing", told_as_backfilled, "had its turn at every level", seeds=(1,)),
     Case("a ticket ends twice", ends_twice, "and was not open", seeds=(1,)),
     Case("half a correction", corrected_by_half, "charge and correction are not", seeds=(1,)),
     Case("a request goes on after its end", goes_on_after_its_end, "yet its request goes on", seeds=(1,)),
@@ -408,7 +420,7 @@ CASES = (
     Case("cached is not heard", cached_is_not_heard, "by its engine's count", seeds=(1,)),
     Case("a client tells more", client_tells_more, "its engine counted otherwise", seeds=(1,)),
     Case("the first ticket is settled", settles_its_first_ticket, "no engine saw", "engine-crash", seeds=(7,)),
-    Case("a hang-up is unheard, at the end", unheard, "still runs 1 requests", "clients-cancel", seeds=(6,)),
+    Case("a hang-up is unheard, at the end", unheard, "still runs 1 requests", "clients-cancel", seeds=(9,)),
     Case("tickets pile up", tickets_pile_up, "0 tickets open", requests=20, seeds=(1,)),
     Case("half is outstanding", half_is_outstanding, "cost outstanding", requests=20, seeds=(1,)),
     Case("a tenant owes", tenant_owes, "keeps 0 requests of", requests=20, seeds=(1,)),

@@ -193,10 +193,12 @@ class Placement:
         kept, waits = self.keeping.kept, self._note_waiting if waiting_too else None
         kept_worker = kept.worker if kept is not None else None
         held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept_worker, self._pass, now_ns)
-        # The look that is over has asked of all of these, headroom and all.
+        # The look that is over has asked of all of these, headroom and all; but who waits may not fit either.
         for user in (*(seen.users if seen is not None else ()), *((kept.user,) if kept is not None else ())):
-            is_waiting = user in self._found_waiting
-            held_up.know(user, not is_waiting or waiting_too or self._waits_long(user, now_ns))
+            if user not in self._found_waiting or waiting_too or self._waits_long(user, now_ns):
+                held_up.know(user, True)
+            elif kept is not None and kept.user is user and kept.is_drained:
+                held_up.know(user, False)
         fair, front = self._fair, None
         if fair.all_universal:
             if not held_up.is_first_held_up(fair.pool):

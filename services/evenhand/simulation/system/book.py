@@ -6,9 +6,10 @@ One page a term of office. At every step it is checked:
   outcome says it pays for (P5, P7);
 - a worker never holds more tickets than slots, but for those that an earlier term left to it;
 - a request is answered only while it waits, and once (P7);
-- a dispatch that is neither guaranteed nor backfilled is inside the window (P1), the window is no wider than what
-  the pool has delivered allows, and two tenants that are both backlogged all the while drift apart in service by
-  no more than their bounds together (P4, which P2 of both ends implies; judged when the run is over).
+- a dispatch that is neither guaranteed nor backfilled is inside the window (P1), one that is backfilled is not,
+  the window is no wider than what the pool has delivered allows, and two tenants that are both backlogged all the
+  while drift apart in service by no more than their bounds together (P4, which P2 of both ends implies; judged
+  when the run is over).
 
 Only ordinary dispatches count for the last: what is booked to a guarantee is not on the clock.
 """
@@ -197,7 +198,7 @@ class Page:
         self._heard_ns: dict[WorkerId, int] = {}
         self._held: dict[WorkerId, int] = {}
         before = book.drifts[-1] if book.drifts else None
-        most = (before.window_max, before.charge_max, before.backfilled_max) if before else ()
+        most = (before.window_max, before.charge_max) if before else ()
         self._drift = Drift(book.cost, *most)
         book.drifts.append(self._drift)
         restored = scheduler.checkpoint()
@@ -338,7 +339,17 @@ class Page:
             self._drift.hold(ticket)
         else:
             self._check_window(key, decision)
+            if decision.backfilled:
+                self._passed(ticket, decision)
             self._drift.granted(ticket, decision.window)
+
+    def _passed(self, ticket: Ticket, decision: Decision) -> None:
+        """At some level somebody was more than T behind, and is lifted that far."""
+        outside = [level.virtual_time > level.lo + level.window for level in decision.levels]
+        if not any(outside):
+            self._book.violated(f"Ticket {ticket.ticket_id} had its turn at every level: it is not backfilled.")
+        if outside[1]:
+            self._drift.lifted(ticket.band)
 
     def _check_window(self, key: Key, decision: Decision) -> None:
         """P1 at each level: bands, tenants, users; T = delay · R / Σφ(A), with Σφ(A) no less than the chosen φ."""

@@ -3,19 +3,20 @@
 While tenants i and j both wait all the time, on workers that do not change and with weights that do not, the
 service booked to each, divided by its tickets' φ, differs over any interval by at most B_i + B_j, where
 
-    B_i = T + ĉ_i + X̂_i + Ô_j + F_i
+    B_i = T + ĉ_i + X̂_i + Ô_j
 
 with T the largest window, ĉ_i the largest charge, X̂ and Ô the largest sums by which open legs were charged too
-little or too much, and F_i what was backfilled to i so far, whoever was held up meanwhile (P4, which follows from
-P2 at both ends; a tenant that gets nothing is what P3 forbids). What a leg was charged wrongly is known once it
-has ended: intervals that exceed the windows and charges alone are kept and judged at the end of the run, by what
-their legs came to. A leg that never ended here counts with the most that its limits allow.
+little or too much (P4, which follows from P2 at both ends; a tenant that gets nothing is what P3 forbids). What a
+leg was charged wrongly is known once it has ended: intervals that exceed the windows and charges alone are kept
+and judged at the end of the run, by what their legs came to. A leg that never ended here counts with the most that
+its limits allow.
 
 Service is counted here as charged until a leg ends; the scheduler's clock knows of an undercharge as soon as usage
 tells of it, so X̂ counts twice. The last dispatch before an interval lies in its bound, too. After a take-over the
-clocks at the beginning stand for dispatches that this term has not seen: the largest window, charge and backfill
-of the term before count for them. An interval ends when one of the two waits no more, and all of them when workers
-come, go, are heard of again, drain or are lost.
+clocks at the beginning stand for dispatches that this term has not seen: the largest window and charge of the term
+before count for them. An interval ends when one of the two waits no more, and all of them when workers come, go,
+are heard of again, drain or are lost. Those of a band end when one of its tenants passes others that are held up:
+who is passed is lifted, and nobody tells whom.
 """
 
 from dataclasses import dataclass, field
@@ -35,8 +36,6 @@ class _Side:
     charge: float = 0.0
     """Of its last dispatch, ÷ φ."""
     dispatched_at: int = 0
-    backfilled: float = 0.0
-    """Charged outside the window while others were held up, ÷ φ."""
     legs: "list[_Leg]" = field(default_factory=list)
 
 
@@ -64,8 +63,6 @@ class _Pair:
     window: list[float]
     charge: list[float]
     lasted: int = 0
-    backfilled: float = 0.0
-    """To both, up to then."""
 
 
 @dataclass(slots=True)
@@ -79,15 +76,13 @@ class _Excess:
 class Drift:
     """Service by tenant, and the intervals under way."""
 
-    def __init__(
-        self, cost: CostWeights, window: float = 0.0, charge: float = 0.0, backfilled: float = 0.0
-    ) -> None:
-        """``window``, ``charge`` and ``backfilled``: the most of earlier terms, whose clocks go on."""
+    def __init__(self, cost: CostWeights, window: float = 0.0, charge: float = 0.0) -> None:
+        """``window`` and ``charge``: the most of earlier terms, whose clocks go on."""
         self.share_max = 0.0
         """Largest drift seen, as a share of its bound; of intervals that exceed windows and charges only."""
-        self.window_max, self.charge_max, self.backfilled_max = window, charge, backfilled
+        self.window_max, self.charge_max = window, charge
         self._cost = cost
-        self._first = (0.0, 2 * window, 2 * charge, 0, backfilled)
+        self._first = (0.0, 2 * window, 2 * charge, 0)
         self._sides: dict[TenantId, _Side] = {}
         self._open: dict[TicketId, _Leg] = {}
         self._specs: dict[TenantId, TenantSpec] = {}
@@ -100,6 +95,12 @@ class Drift:
     def begin_anew(self) -> None:
         """Workers changed: every interval under way ends."""
         self._pairs.clear()
+        self._moved = True
+
+    def lifted(self, band: str) -> None:
+        """A tenant is about to pass others of its band, which are lifted: its intervals end."""
+        for pair in [pair for pair in self._pairs if self._specs[pair[0]].band == band]:
+            del self._pairs[pair]
         self._moved = True
 
     def tenant(self, spec: TenantSpec) -> None:
@@ -128,9 +129,6 @@ class Drift:
         side, charge = self._side(ticket.tenant_id), ticket.charge / ticket.weight
         side.service += charge
         side.window, side.charge, side.dispatched_at = window, charge, self._step
-        if ticket.backfilled:
-            side.backfilled += charge
-            self.backfilled_max = max(self.backfilled_max, side.backfilled)
         self.window_max, self.charge_max = max(self.window_max, window), max(self.charge_max, charge)
         self._raise(ticket.tenant_id, window, charge)
 
@@ -174,14 +172,14 @@ class Drift:
                 if pair.most - pair.least > sum(pair.window) + sum(pair.charge):
                     if not pair.lasted:
                         self._exceeding.append(_Excess(one, other, pair, now_ms))
-                    pair.lasted, pair.backfilled = self._step, sum(side.backfilled for side in sides)
+                    pair.lasted = self._step
 
     def judge(self) -> list[str]:
         """Intervals that were broken, in words, by what their legs came to."""
         found = []
         for excess in self._exceeding:
             pair, sides = excess.pair, (self._sides.get(excess.one), self._sides.get(excess.other))
-            drift, bound = pair.most - pair.least, sum(pair.window) + sum(pair.charge) + pair.backfilled
+            drift, bound = pair.most - pair.least, sum(pair.window) + sum(pair.charge)
             for side in sides:
                 if side is None:  # deleted since
                     bound = drift
