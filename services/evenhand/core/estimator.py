@@ -49,11 +49,13 @@ class OutputLearned:
     tokens: float
     """What is estimated for it, before any request's own limit."""
     latest_tokens: tuple[int, ...] = ()
-    """Where the kind needs them: its latest finished lengths, oldest first."""
+    """Where the kind needs them: its latest lengths, oldest first."""
+    has_finished: bool = True
+    """False: it has finished nothing, and ``tokens`` is only what its requests produced at least."""
 
 
 class Latest:
-    """The latest finished lengths of a tenant, in order of time and of size."""
+    """The latest lengths of a tenant, in order of time and of size."""
 
     __slots__ = ("by_size", "by_time")
 
@@ -80,8 +82,9 @@ class OutputEstimator:
     """Expected output tokens of a request: the client's own word, else what the kind says of its tenant's past.
 
     The client's word is not believed below ``OWN_WORD_LEAST`` of what the kind would say, once its tenant has
-    finished something. Room is reserved and a charge is made by it, so a word far too low would be room and a turn
-    that were not paid for until the truth is told.
+    produced something. Room is reserved and a charge is made by it, so a word far too low would be room and a turn
+    that were not paid for until the truth is told. What a leg produced that was broken off is less than the truth:
+    it only ever raises what is known (``learn_at_least``); else a cancel at the end would keep it all unknown.
 
     Never above the request's own limit and never below one token, whatever the kind: an answer has at least one,
     and room is reserved for it. With ZERO that token is all that is booked ahead; the rest follows as usage tells
@@ -92,8 +95,10 @@ class OutputEstimator:
         self._default_tokens = default_tokens
         self._kind = kind
         self._tokens: dict[TenantId, float] = {}
-        """The estimate of each tenant that has finished something."""
+        """The estimate of each tenant that has produced something."""
         self._latest: dict[TenantId, Latest] = {}
+        self._unfinished: dict[TenantId, None] = {}
+        """Tenants that have finished nothing: what is known of them is what they produced at least."""
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -106,12 +111,29 @@ class OutputEstimator:
             expected = max(own_word, OWN_WORD_LEAST * (learned or 0.0))
         elif self._kind is OutputEstimatorKind.ZERO:
             expected = 0.0
+        elif learned is None:
+            expected = self._default_tokens
+        elif request.tenant_id in self._unfinished:
+            expected = max(learned, self._default_tokens)
         else:
-            expected = learned if learned is not None else self._default_tokens
+            expected = learned
         return max(1, min(math.ceil(expected), request.output_tokens_max))
 
     def learn(self, tenant_id: TenantId, output_tokens: int) -> None:
         """Take in the output of a leg that ran to its end."""
+        self._unfinished.pop(tenant_id, None)
+        self._take(tenant_id, output_tokens)
+
+    def learn_at_least(self, tenant_id: TenantId, output_tokens: int) -> None:
+        """Take in what a leg produced that was broken off, or still runs; what is known never falls by it."""
+        known = self._tokens.get(tenant_id)
+        if self._kind is OutputEstimatorKind.ZERO or output_tokens <= (known or 0.0):
+            return
+        if known is None:
+            self._unfinished[tenant_id] = None
+        self._take(tenant_id, output_tokens)
+
+    def _take(self, tenant_id: TenantId, output_tokens: int) -> None:
         known = self._tokens.get(tenant_id)
         match self._kind:
             case OutputEstimatorKind.ZERO:
@@ -132,13 +154,17 @@ class OutputEstimator:
         """Drop what was learned of a tenant."""
         self._tokens.pop(tenant_id, None)
         self._latest.pop(tenant_id, None)
+        self._unfinished.pop(tenant_id, None)
 
     def learned(self) -> tuple[OutputLearned, ...]:
         """State for a checkpoint."""
         return tuple(
-            OutputLearned(tenant_id, tokens, tuple(self._latest[tenant_id].by_time))
-            if tenant_id in self._latest
-            else OutputLearned(tenant_id, tokens)
+            OutputLearned(
+                tenant_id,
+                tokens,
+                tuple(self._latest[tenant_id].by_time) if tenant_id in self._latest else (),
+                tenant_id not in self._unfinished,
+            )
             for tenant_id, tokens in self._tokens.items()
         )
 
@@ -150,6 +176,8 @@ class OutputEstimator:
                     self.learn(each.tenant_id, tokens)
             elif self._kind is not OutputEstimatorKind.ZERO:
                 self._tokens[each.tenant_id] = each.tokens
+            if not each.has_finished and each.tenant_id in self._tokens:
+                self._unfinished[each.tenant_id] = None
 
 
 @dataclass(slots=True)

@@ -133,6 +133,12 @@ class Legs:
         believed, ticket = believed_usage(usage, held.ticket), held.ticket
         if believed.output_tokens > 0 and held.first_token_at_ns is None:
             self._first_token(held, now_ns)
+        held.output_told_tokens = max(held.output_told_tokens, believed.output_tokens)
+        own_word = held.queued.request.output_tokens_expected
+        if own_word is not None and held.output_told_tokens >= 2 * held.output_learned_tokens:
+            # That was far too low: the next ones are believed less, while this leg still runs.
+            held.output_learned_tokens = held.output_told_tokens
+            self.estimator.learn_at_least(ticket.tenant_id, held.output_told_tokens)
         self.limits.use(ticket.tenant_id, ticket.request_id, believed.tokens, now_ns)
         over = held.cost_of(believed, self.config.cost) - held.booked
         if over > 0.0:
@@ -403,6 +409,9 @@ class Legs:
             now_ns,
         )
         self.placement.heads.map_version += 1
+        if usage is None or outcome is not LegOutcome.SETTLED:
+            produced_tokens = max(held.output_told_tokens, usage.output_tokens if usage is not None else 0)
+            self.estimator.learn_at_least(ticket.tenant_id, produced_tokens)
         if usage is None or outcome is LegOutcome.WORKER_LOST:
             return
         if outcome is LegOutcome.SETTLED:

@@ -39,6 +39,8 @@ class OpenTicket:
         "kv_blocks",
         "map_cached_blocks",
         "map_position",
+        "output_learned_tokens",
+        "output_told_tokens",
         "prefill_end_ns",
         "prefill_overdue_ns",
         "prefill_pending_tokens",
@@ -78,6 +80,10 @@ class OpenTicket:
         """From when on they count no more."""
         self.first_token_at_ns: int | None = None
         """When its owner told of its first token; None: not yet."""
+        self.output_told_tokens = 0
+        """Most output that renewals have told of."""
+        self.output_learned_tokens = ticket.output_tokens_estimated
+        """Output that its tenant's estimates take for granted, as far as this leg goes."""
         self.prefill_pending_tokens = 0.0
         """Prefill that was ahead of it when it was granted, its own included."""
         self.map_position: tuple[Epoch, Seq] | None = None

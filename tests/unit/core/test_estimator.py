@@ -212,3 +212,48 @@ def test_the_cost_rate_stays_above_zero_however_long_nothing_ends() -> None:
     rate.idle_from(7_150 * 10**9)
     assert rate.per_s == COST_RATE_MIN_PER_S
     assert rate.backlog_ns(3) == 0
+
+
+LEARNING = [kind for kind in KINDS if kind is not OutputEstimatorKind.ZERO]
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_what_was_broken_off_raises_what_is_known_and_never_lowers_it(kind: OutputEstimatorKind) -> None:
+    estimator, draw = learned(kind, 100, 100, 100), random.Random(7)
+    for _ in range(300):
+        before = estimator.estimate(request(10_000))
+        estimator.learn_at_least(A, draw.randrange(400))
+        assert estimator.estimate(request(10_000)) >= before
+    assert estimator.estimate(request(10_000, 1)) >= 100, "what is produced at least is believed"
+    estimator.learn_at_least(B, 0)
+    assert len(estimator) == 1, "nothing was produced"
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_who_has_finished_nothing_is_estimated_by_the_default_or_what_it_produced_at_least(
+    kind: OutputEstimatorKind,
+) -> None:
+    estimator = OutputEstimator(256, kind)
+    estimator.learn_at_least(A, 100)
+    assert estimator.estimate(request(1_000)) == 256, "a lower bound lowers nothing"
+    assert estimator.estimate(request(1_000, 1)) == 50, "and yet a word far below it is not believed"
+    heir = OutputEstimator(256, kind)
+    heir.restore(estimator.learned())
+    assert heir.learned() == estimator.learned()
+    assert heir.estimate(request(1_000)) == 256
+    for _ in range(10):
+        estimator.learn_at_least(A, 600)
+    assert estimator.estimate(request(1_000)) > 256
+    heir.learn(A, 60)
+    assert heir.estimate(request(1_000)) < 256, "it has finished something"
+    estimator.forget(A)
+    assert estimator.estimate(request(1_000)) == 256
+    assert not len(estimator)
+    assert not estimator._unfinished
+
+
+def test_with_zero_nothing_is_learned_of_what_was_broken_off() -> None:
+    estimator = OutputEstimator(256, OutputEstimatorKind.ZERO)
+    estimator.learn_at_least(A, 900)
+    assert estimator.estimate(request(1_000, 1)) == 1
+    assert estimator.learned() == ()

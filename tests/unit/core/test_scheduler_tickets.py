@@ -524,3 +524,27 @@ def test_an_engine_that_does_not_tell_what_was_cached_refutes_nothing_and_pays_a
     effects = world.step(Settle(granted.ticket_id, Usage(granted.prompt_tokens, 0, 4, cached_known=False)))
     assert not [e for e in effects if isinstance(e, Refute)]
     assert ended(effects)[0].attained == pytest.approx(1 + 0.1 * 6 * BLOCK + 2 * 4)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "cancelled silently", "expired", "lost", "runs"])
+def test_a_word_far_too_low_is_not_believed_of_who_never_settles(end: str) -> None:
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9))
+    world.tenants("a")
+    world.workers("w1", slots=64, kv_blocks=100_000)
+    estimated: list[int] = []
+    for number in range(20):
+        leg = ticket(world.submit("a", prompt=10, output=1_000, output_tokens_expected=1, request_id=f"r{number}"))
+        estimated.append(leg.output_tokens_estimated)
+        told = Usage(10, 0, 1_000)
+        if end != "cancelled":
+            world.step(Renew(leg.ticket_id, told))
+        if end.startswith("cancelled"):
+            world.cancel("a", leg.request_id, told if end == "cancelled" else None)
+        elif end == "expired":
+            world.tick(60_000)
+        elif end == "lost":
+            world.lose(leg)
+            world.cancel("a", leg.request_id, Usage())
+        world.effects.clear()
+    assert estimated[0] == 1
+    assert estimated[-1] >= 400

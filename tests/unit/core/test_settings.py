@@ -87,11 +87,11 @@ def bands(value: tuple[tuple[str, float], ...]) -> Seen:
 
 
 def guarantee(**changes: Any) -> Seen:
-    """How far a tenant is behind on its guarantee once it has been served, long after its tag."""
+    """How far a tenant is ahead of its guarantee once it has been served much, long after its tag."""
     world = pool(**changes)
     world.tenants("a", guaranteed_share=0.5)
     world.tick(5_000)
-    world.submit("a")
+    ticket(world.submit("a", prompt=8_000))
     return world.scheduler.status(world.now_ns).tenants[0].guarantee_behind_ms
 
 
