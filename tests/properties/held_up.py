@@ -250,7 +250,7 @@ class HeldUpCheck:
             self._check_beside(places, sight)
 
     def _check_all(self, sight: Sight) -> None:
-        """Where nobody waits for a warmer worker, nobody of A has anything that can be dispatched."""
+        """Where nobody waits for a warmer worker but for long, nobody of A has anything that can be dispatched."""
         lines = [
             line
             for book in self.oracle.books.values()
@@ -264,7 +264,7 @@ class HeldUpCheck:
         for line in lines:
             fitting = list(self._fitting(line, sight, 1.0 - SLACK))
             ready = [each for each in fitting if not self.is_declined(line.book, *each, sight)]
-            if fitting and not ready:
+            if fitting and not ready and (line.book.spec.tenant_id, line.name) not in sight.wait_long:
                 return
             found += ready
         for waiting, place in found:

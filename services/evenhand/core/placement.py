@@ -75,6 +75,7 @@ class Placement:
         self.heads = Heads(config, presence, fair, rooms, self.fitting)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, self.fronts, cost_rate)
+        self._long_wait_ns = round(config.window_delay_ms * NS_PER_MS)
         self._pass = 0
         """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
         self._seen: Front | None = None
@@ -82,17 +83,12 @@ class Placement:
         self._seen_tight = True
         """The last look met no worker with more than headroom left, but for one that is kept."""
         self.cold_wait_at_ns = NEVER_NS
-        """When the first declined pair may be taken that the looks since the last ``begin`` found to wait."""
+        """When the first declined pair may be taken that the looks since the last ``begin`` found to wait; after
+        ``end``, or others may pass those that wait."""
         self._waiting: dict[User, None] = {}
         """Users that wait beside an idle worker, as of the last ``end``."""
         self._found_waiting: dict[User, None] = {}
         """… as of the looks since the last ``begin``."""
-
-    @property
-    def kept(self) -> tuple[User, Worker] | None:
-        """For whom which worker is kept, as of the last look."""
-        kept = self.keeping.kept
-        return (kept.user, kept.worker) if kept is not None else None
 
     def begin(self) -> None:
         """Forget what earlier looks found to wait, and what was worked out for other workers than there are."""
@@ -111,6 +107,8 @@ class Placement:
         for user in self._found_waiting:
             if user.waits_since_ns is None:
                 user.waits_since_ns = now_ns
+            if not self._waits_long(user, now_ns):
+                self.cold_wait_at_ns = min(self.cold_wait_at_ns, user.waits_since_ns + self._long_wait_ns)
         self._waiting = self._found_waiting
 
     def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
@@ -237,7 +235,7 @@ class Placement:
     def _waits_long(self, user: User, now_ns: int) -> bool:
         """Has it waited beside an idle worker for as long as others may be delayed by affinity?"""
         since_ns = user.waits_since_ns
-        return since_ns is not None and now_ns - since_ns >= self._config.window_delay_ms * NS_PER_MS
+        return since_ns is not None and now_ns - since_ns >= self._long_wait_ns
 
     def _best(
         self, now_ns: int, only: Tenant | None = None, held_up: HeldUp | None = None, shared: Front | None = None

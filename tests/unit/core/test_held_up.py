@@ -8,7 +8,7 @@ from tests.unit.core.scheduler_world import MS, World, chain, config, ticket, ti
 from evenhand.core.facts import Ticket, Usage, WorkerLoad
 from evenhand.core.held_up import HELD_UP_USERS_MAX
 from evenhand.core.ids import TenantId, WorkerId
-from evenhand.core.steps import Granted, Renew, WorkerHeard
+from evenhand.core.steps import Granted, Renew, WakeAt, WorkerHeard
 
 WHOLE_TOKENS = 159_980
 """With 16 of output: all 10,000 blocks of a worker."""
@@ -213,3 +213,20 @@ def test_what_does_not_reach_a_worker_has_no_claim_there(level: str) -> None:
     for _ in range(2):
         found = ticket(world.submit("other", prompt=10))
         assert (found.worker_id, found.backfilled) == ("small", True)
+
+
+def test_who_has_waited_for_a_warmer_worker_for_the_delay_is_passed_on_time_though_nothing_else_happens() -> None:
+    world = World(config(cold_wait_backlog_factor=0.0, window_fixed=0.0, window_delay_ms=750.0))
+    world.tenants("holds", "waits", "other")
+    world.workers("w0", "w1", slots=2)
+    assert ticket(world.submit("other", prompt=500)).worker_id == "w0"
+    keys = chain(7, 1_800)
+    world.store("w0", keys)
+    assert ticket(world.submit("holds", prompt=10, excluded_workers=(WorkerId("w1"),))).worker_id == "w0"
+    assert ticket(world.submit("holds", prompt=10, excluded_workers=(WorkerId("w0"),))).worker_id == "w1"
+    assert not tickets(world.submit("waits", keys))
+    assert not tickets(world.submit("other", prompt=10))
+    assert WakeAt(world.now_ns + 750 * MS) in world.effects
+    assert not tickets(world.tick(749))
+    passing = ticket(world.tick(1))
+    assert (passing.tenant_id, passing.worker_id, passing.backfilled) == ("other", "w1", True)
