@@ -94,7 +94,7 @@ class HeldUpCheck:
         def decision(choice: Choice, charge: float, now_ns: int) -> Decision:
             request_id = choice.queued.request.request_id
             self._kept[request_id] = kept_for(oracle)
-            if choice.backfilled:
+            if choice.backfilled or choice.guaranteed:
                 sight = Sight(oracle, now_ns)
                 sight.note_all(oracle)
                 self._sights[request_id] = sight
@@ -120,18 +120,28 @@ class HeldUpCheck:
         book = line.book
         is_outside = False
         for node, window in zip((book.band.node, book.node, line.node), windows, strict=True):
-            passed = [
-                other
-                for other in node.siblings.nodes
-                if other.reach & place.bit and other.v + window < node.v and (self.oracle.exact or not other.newly)
-            ]
-            for other in passed:
-                if not at_most(node.v, other.v + window):
-                    held_up = self._is_node_held_up(other, line, place, sight)
-                    demand(held_up, "held up", "{} passed {}, which had a place", ticket.request_id, other.key)
-            is_outside |= bool(passed)
+            is_outside |= self._passed(node, window, line, place, ticket, sight)
         if self.oracle.exact:
             demand(is_outside, "held up", "{} had its turn: it is not backfilled", ticket.request_id)
+
+    def demand_users_held_up(self, line: Line, place: Place, ticket: Ticket, window: float) -> None:
+        """A guarantee is its tenant's: of its users, those more than T behind were held up."""
+        sight = self._sights.pop(ticket.request_id)
+        self._ask_kept(line, place, sight)
+        self._passed(line.node, window, line, place, ticket, sight)
+
+    def _passed(self, node: Node, window: float, line: Line, place: Place, ticket: Ticket, sight: Sight) -> bool:
+        """Is a sibling more than T behind? Each of them is held up."""
+        passed = [
+            other
+            for other in node.siblings.nodes
+            if other.reach & place.bit and other.v + window < node.v and (self.oracle.exact or not other.newly)
+        ]
+        for other in passed:
+            if not at_most(node.v, other.v + window):
+                held_up = self._is_node_held_up(other, line, place, sight)
+                demand(held_up, "held up", "{} passed {}, which had a place", ticket.request_id, other.key)
+        return bool(passed)
 
     def _ask_kept(self, line: Line, place: Place, sight: Sight) -> None:
         if sight.kept is None:

@@ -6,14 +6,17 @@ served on the worker stay candidates as long as they lie inside their band's win
 does not cost the prefixes that are warm there.
 
 Where the most behind is held up, the same is built of the others (``beside``): who is held up is left out at each
-level, and the windows lie about the least clock of those that are not.
+level, and the windows lie about the least clock of those that are not. So it is with the users of a tenant whose
+guarantee is due (``first_found``).
 
 While every child of every node reaches every worker, the front is one for all workers. This module reads clocks
 and order; it looks at no room and no request.
 """
 
 import math
+from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
@@ -23,6 +26,11 @@ from evenhand.core.ids import TenantId
 from evenhand.core.outstanding import Outstanding
 from evenhand.core.tenant import Band, Tenant, User
 from evenhand.core.worker import Worker
+
+if TYPE_CHECKING:
+    from evenhand.core.choice import Choice
+
+Found = TypeVar("Found")
 
 
 class BandFront:
@@ -66,6 +74,10 @@ class Fronts:
         self._fair = fair
         self._outstanding = outstanding
         self._cost_rate = cost_rate
+        self.passed: dict[User, None] = {}
+        """Users that the looks for one tenant leave out: the looks before found nothing for them."""
+        self._looked: dict[User, None] = {}
+        """Users that the last looks for one tenant were for."""
 
     def of(self, worker: Worker) -> Front | None:
         """C_w without those lately served there; None: A_w is empty."""
@@ -94,14 +106,37 @@ class Fronts:
         return front
 
     def of_tenant(self, tenant: Tenant, worker: Worker) -> Front | None:
-        """The users of one tenant alone, inside the windows of each other; None: it does not reach the worker."""
+        """The users of one tenant but for those ``passed``, inside the windows of each other; None: none."""
         if tenant.reach_tokens > worker.capacity_tokens:
             return None
         front = Front()
         front.tenants_count = 1
         front.bands[tenant.band.node_id] = BandFront(tenant.band, tenant.v, None)
-        self.add_users(tenant, worker, front.users)
-        return front
+        if self.passed:
+            self._users_past(tenant, worker, front.users)
+        else:
+            self.add_users(tenant, worker, front.users)
+        self._looked.update(dict.fromkeys(front.users))
+        return front if front.users else None
+
+    def first_found(
+        self, tenant: Tenant, look: Callable[[], Found | None], is_barred: Callable[[User], bool]
+    ) -> Found | None:
+        """What a look for one tenant finds, past those of its users for whom the looks before found nothing.
+
+        Nobody who ``is_barred`` is passed. At most the first ``HELD_UP_USERS_MAX`` users are looked at, and those
+        that are inside the window of the first.
+        """
+        self.passed, self._looked = {}, {}
+        found = look()
+        while found is None:
+            passed_before = len(self.passed)
+            self.passed.update({user: None for user in self._looked if not is_barred(user)})
+            if not passed_before < len(self.passed) < len(tenant.users):
+                return None
+            self._looked = {}
+            found = look()
+        return found
 
     def beside(self, worker: Worker, held_up: HeldUp, seen: Front | None, is_tight: bool) -> Front | None:
         """As ``of``, without those that are held up; None: none is left, or known to be.
@@ -179,6 +214,25 @@ class Fronts:
             v_max, count = min(v_max, v + window), count + 1
             users.append(user)
 
+    def mark_guaranteed(self, choice: "Choice") -> None:
+        """A due guarantee takes this: outside the windows of tenant and band by its ledger, else in its turn.
+
+        One in its turn that lies outside its user's window has passed users of its own tenant, and lifts them.
+        """
+        choice.guaranteed = not self.is_inside(choice.user, choice.worker)
+        choice.backfilled = not choice.guaranteed and not self.is_user_inside(choice.user, choice.worker)
+
+    def _users_past(self, tenant: Tenant, worker: Worker, users: list[User]) -> None:
+        """Add the first users of a tenant that are not ``passed``, with v ≤ the least of them + T."""
+        window = self._fair.window_of_users(tenant, self._cost_rate.per_s)
+        capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
+        for v, _, user in tenant.users.order[:HELD_UP_USERS_MAX]:
+            if v > v_max or count == self._users_max:
+                return
+            if user.reach_tokens <= capacity_tokens and user not in self.passed:
+                v_max, count = min(v_max, v + window), count + 1
+                users.append(user)
+
     def is_inside(self, user: User, worker: Worker) -> bool:
         """Do the tenant and its band of a chosen user lie inside the windows of their siblings at a worker?"""
         fair, rate, tenant, band = self._fair, self._cost_rate.per_s, user.tenant, user.tenant.band
@@ -189,6 +243,10 @@ class Fronts:
             and band.v <= bands_lo + fair.window_of_bands(rate)
             and tenant.v <= tenants_lo + fair.window_of_tenants(band, rate)
         )
+
+    def is_all_inside(self, user: User, worker: Worker) -> bool:
+        """Does a user, at all levels, lie inside the windows of the siblings at a worker?"""
+        return self.is_inside(user, worker) and self.is_user_inside(user, worker)
 
     def is_user_inside(self, user: User, worker: Worker) -> bool:
         """Does a user lie inside the window of its tenant's at a worker?"""

@@ -29,6 +29,7 @@ What this does not do: it changes no clock, reserves nothing, and never looks at
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from evenhand.core.choice import Choice, View
 from evenhand.core.estimator import NS_PER_MS, CostRate
@@ -134,10 +135,11 @@ class Placement:
         """The best pair of the first of these tenants that has one; inside the window it is an ordinary one."""
         for tenant in tenants:
             tenant.guarantee_takes = True
-            choice = self.choose(now_ns, tenant)
+            look = partial(self.choose, now_ns, tenant)
+            choice = self.fronts.first_found(tenant, look, partial(self._waits_briefly, now_ns))
             tenant.guarantee_takes = False
             if choice is not None:
-                choice.guaranteed = not self.fronts.is_inside(choice.user, choice.worker)
+                self.fronts.mark_guaranteed(choice)
                 return choice
         return None
 
@@ -170,18 +172,13 @@ class Placement:
     # What is best
 
     def _best_beside(self, now_ns: int) -> Choice | None:
-        """The best pair of those that are not held up, where the most-behind is.
-
-        First past those that fit nowhere; then, at workers that are hardly used, past those that wait for a warmer
-        one too.
-        """
+        """The best pair past those that fit nowhere; then, at workers hardly used, past those that wait too."""
         seen, is_tight = self._seen, self._seen_tight
         choice = self._best_past(False, seen, is_tight, now_ns)
         if choice is None and any(worker.load_share <= IDLE_LOAD_MAX for worker in self._rooms.open.values()):
             choice = self._best_past(True, seen, False, now_ns)
         if choice is not None:
-            user, worker, fronts = choice.user, choice.worker, self.fronts
-            choice.backfilled = not (fronts.is_inside(user, worker) and fronts.is_user_inside(user, worker))
+            choice.backfilled = not self.fronts.is_all_inside(choice.user, choice.worker)
         return choice
 
     def _best_past(self, waiting_too: bool, seen: Front | None, is_tight: bool, now_ns: int) -> Choice | None:
@@ -231,6 +228,9 @@ class Placement:
             self._note_waiting(user, found.waits_until_ns)
             return False
         return True
+
+    def _waits_briefly(self, now_ns: int, user: User) -> bool:
+        return user in self._found_waiting and not self._waits_long(user, now_ns)
 
     def _waits_long(self, user: User, now_ns: int) -> bool:
         """Has it waited beside an idle worker for as long as others may be delayed by affinity?"""

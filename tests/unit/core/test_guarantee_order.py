@@ -106,3 +106,30 @@ def test_who_leaves_is_asked_no_more() -> None:
     assert not guarantees.due()
     assert not guarantees._vain
     assert ticket(world.submit("s", prompt=10)).tenant_id == "s"
+
+
+@pytest.mark.parametrize("stuck", [0, 1, 6])
+@pytest.mark.parametrize("weight", [0.01, 1.0])
+def test_users_of_its_own_that_can_take_nothing_do_not_stop_a_guarantee(stuck: int, weight: float) -> None:
+    world = pool()
+    world.tenants("g", weight=weight, guaranteed_share=0.5)
+    for index in range(stuck):
+        world.submit("g", prompt=10, user=f"stuck{index}", excluded_workers=ONLY_W0)
+    world.tick(5_000)
+    assert share_of_g(world, 800) > 0.4
+
+
+def test_a_guarantee_inside_the_windows_lifts_those_of_its_own_that_it_passes() -> None:
+    """Its users' clocks pay then, as in any turn, and nobody stays more than a window behind who passes it."""
+    world = pool()
+    world.submit("g", prompt=10, user="stuck", excluded_workers=ONLY_W0)
+    world.tick(5_000)
+    share_of_g(world, 400)
+    legs = [leg for leg in tickets(world.effects) if leg.tenant_id == "g"]
+    assert all(leg.user != "stuck" for leg in legs)
+    users = world.scheduler._legs.outstanding.tenants[TenantId("g")].users_known
+    window = world.scheduler._legs.fair.window_of_users(
+        users["works"].tenant, world.scheduler._legs.cost_rate.per_s
+    )
+    last_charge = max(leg.charge for leg in legs)
+    assert users["works"].v <= users["stuck"].v + window + last_charge
