@@ -109,7 +109,8 @@ class Keeping:
             return True
         # Drained at last: others that score better must not take it, unless they come before it by their clocks.
         kept.is_drained = (
-            worker.closed is None
+            worker.is_member
+            and worker.closed is None
             and self._fits_at(user, worker)
             and self._fronts.is_inside(user, worker)
             and self._fronts.is_user_inside(user, worker)
