@@ -65,7 +65,7 @@ class Idleness:
                     demand(False, "P6", "{} is idle, but {}", place.spec.worker_id, what)
 
     def _check_guarantees(self, place: Place, now_ns: int) -> None:
-        """None behind on its guarantee waits while something of it fits; where they are more than K, in its turn."""
+        """None behind on its guarantee waits while something of it fits; of more than K that are, in its turn."""
         oracle = self.oracle
         due = [
             (book.guarantee.tag, tenant_id)
