@@ -124,8 +124,8 @@ def slots_without_end(patch: pytest.MonkeyPatch) -> None:
     """No slot is no reason not to dispatch."""
     real = Rooms._set_closed
 
-    def set_closed(self: Rooms, worker: Worker, reason: str | None) -> None:
-        real(self, worker, None if reason in ("no_slot", "kv_full", "prefill_full") else reason)
+    def set_closed(self: Rooms, worker: Worker, reason: str | None, now_ns: int) -> None:
+        real(self, worker, None if reason in ("no_slot", "kv_full", "prefill_full") else reason, now_ns)
 
     patch.setattr(Rooms, "_set_closed", set_closed)
 

@@ -1,8 +1,8 @@
 """Which code a measured number depends on, as a digest: kept numbers hold until that code changes.
 
 The code behind a policy is its module and all modules of this package that it imports, directly or not, read and
-never run; docstrings, comments and layout do not count. So a change to the scheduler's core makes the numbers of its
-own policies void, and not those of a rival that does not import it.
+never run; docstrings, comments and layout do not count. So a change to the scheduler's core makes the numbers of
+its own policies void, and not those of a rival that does not import it.
 """
 
 import ast
