@@ -11,6 +11,7 @@ within the window and one charge needs no more than that; what goes beyond is ke
 end (``clock_bounds``). So a step costs a comparison for each sibling, and only where a clock moved.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -82,13 +83,16 @@ class Siblings:
         return span
 
     def lift_behind(self, worker: int, v_least: float) -> None:
-        """Whoever of A_w is behind ``v_least`` is passed, and lifted that far."""
+        """Whoever of A_w is behind ``v_least`` is passed, and lifted that far; they stay in order."""
         passed = [node for node in self.nodes if node.reach & worker and node.v < v_least]
+        passed.sort(key=lambda node: (node.v, node.key))
+        v = v_least
         for node in passed:
             if not self._known(node):
                 node.newly |= worker
-            self.lift(node, v_least, worker)
-            node.base = max(node.base, v_least)
+            self.lift(node, v, worker)
+            node.base = max(node.base, v)
+            v = math.nextafter(v, math.inf)
         if passed:
             self._raise()
         for node in passed:

@@ -29,6 +29,7 @@ by corrections. This module knows no queue, no request and no ticket.
 """
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import islice
@@ -210,7 +211,11 @@ class FairQueue(Generic[Child]):
         self._raise_virtual_times()
 
     def lift_behind(self, worker: Worker, v_least: float) -> None:
-        """Lift to ``v_least`` whoever of A_w is behind it: one that has a use for a room there passes them."""
+        """Lift to ``v_least`` whoever of A_w is behind it: one that has a use for a room there passes them.
+
+        They stay in order, each the least step of a float ahead of the one before it. Were they level, their ids
+        would say who is next, and whoever has just had its turn would be first again.
+        """
         capacity_tokens = worker.capacity_tokens
         behind: list[Child] = []
         for v, _, child in self._order:
@@ -218,8 +223,10 @@ class FairQueue(Generic[Child]):
                 break
             if child.reach_tokens <= capacity_tokens:
                 behind.append(child)
+        v = v_least
         for child in behind:
-            self._shift(child, v_least)
+            self._shift(child, v)
+            v = math.nextafter(v, math.inf)
         if behind:
             self._members.stirred = True
             self._raise_virtual_times()

@@ -166,3 +166,18 @@ def test_weights_are_summed_over_a_alone() -> None:
     assert fair.weight_sum == 5.0
     fair.place(one, 0.0, None)
     assert fair.weight_sum == 3.0
+
+
+def test_those_that_are_passed_stay_in_order_whatever_their_names() -> None:
+    clocks = Clocks()
+    place = worker("w", 100)
+    clocks.join(place)
+    placed = {name: child(name) for name in ("a", "b", "c", "ahead")}
+    for name, v in (("c", 1.0), ("b", 2.0), ("a", 3.0), ("ahead", 9.0)):
+        clocks.place(placed[name], v, 1)
+    for v_least in (5.0, 1e9):
+        clocks.lift_behind(place, v_least)
+        order = [each.node_id for _, _, each in clocks.in_order()]
+        assert [name for name in order if name != "ahead"] == ["c", "b", "a"]
+        assert clocks.lo(place) == clocks.virtual_time(place.spec.worker_id) == v_least
+        assert placed["a"].v == pytest.approx(v_least)

@@ -1,5 +1,6 @@
 """Whoever is most behind and has no use for the rooms that are open does not stop those who have."""
 
+import heapq
 from collections import Counter
 
 import pytest
@@ -230,3 +231,76 @@ def test_who_has_waited_for_a_warmer_worker_for_the_delay_is_passed_on_time_thou
     assert not tickets(world.tick(749))
     passing = ticket(world.tick(1))
     assert (passing.tenant_id, passing.worker_id, passing.backfilled) == ("other", "w1", True)
+
+
+def test_equals_that_are_held_up_have_as_many_turns_whatever_their_names() -> None:
+    """Each asks for most of a worker, again and again, among small legs that drain at their own times."""
+    world = World(config(worker_stale_after_ms=10**9, worker_lost_after_ms=10**9, ticket_ttl_ms=10**9))
+    world.workers(*[f"w{i:02}" for i in range(12)], kv_blocks=800)
+    large, small = ("a", "b", "c", "d"), "small"
+    world.tenants(*large, small)
+    turns: Counter[str] = Counter()
+    ends: list[tuple[int, int, Ticket]] = []
+    while world.now_ns < 600_000 * MS:
+        for name, queued, prompt, output in [*((each, 2, 9_000, 10) for each in large), (small, 24, 600, 900)]:
+            while len(world.scheduler._legs.outstanding.tenants[TenantId(name)].queue) < queued:
+                world.submit(name, prompt=prompt, output=output)
+        for leg in tickets(world.effects):
+            place = len(ends) + world.count
+            runs_ms = 20_000 if leg.tenant_id in large else 333 * (1 + place * 7_919 % 101)
+            heapq.heappush(ends, (world.now_ns + runs_ms * MS, world.count * 1_000 + len(ends), leg))
+            if world.now_ns > 100_000 * MS:
+                turns[leg.tenant_id] += 1
+        world.effects.clear()
+        world.now_ns, _, ended = heapq.heappop(ends)
+        world.settle(ended)
+    assert max(turns[name] for name in large) <= 1.1 * min(turns[name] for name in large), turns
+
+
+def beside_a_full_warm_worker(**settings: object) -> tuple[World, tuple[int, ...]]:
+    """Whose prompt of 600 blocks this is has it on w0, which is full for long; it is declined elsewhere."""
+    world = World(config(cold_wait_backlog_factor=0.0, prefill_pending_max_tokens=1 << 31, **settings))
+    world.tenants("holds", "large", "other")
+    world.workers("w0", slots=2, kv_blocks=800)
+    for _ in range(2):
+        assert tickets(world.submit("holds", prompt=10, output=2_000))
+    world.workers("w1", "w2", kv_blocks=800)
+    keys = chain(7, 600)
+    world.store("w0", keys)
+    return world, keys
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_whom_a_worker_is_kept_for_and_who_waits_there_is_not_passed_in_whatever_pool(is_mixed: bool) -> None:
+    """It has a use for the worker that has drained; in a mixed pool one is too small for it, and full."""
+    world, keys = beside_a_full_warm_worker(window_fixed=0.0)
+    if is_mixed:
+        world.workers("tiny", kv_blocks=10)
+        world.step(WorkerHeard(WorkerId("tiny"), WorkerLoad(0, 0, 1.0, world.now_ns)))
+    running = [ticket(world.submit("other", prompt=8_000, output=10)) for _ in range(2)]
+    assert {leg.worker_id for leg in running} == {"w1", "w2"}
+    assert not tickets(world.submit("large", keys, output=10))
+    kept = world.scheduler.kept
+    assert kept is not None
+    (drains,) = (leg for leg in running if leg.worker_id == kept[1])
+    assert not tickets(world.settle(drains))
+    assert not tickets(world.submit("other", prompt=10, output=1))
+    assert world.scheduler.kept == kept
+    assert not tickets(world.tick(749))
+    passing = ticket(world.tick(1))
+    assert (passing.tenant_id, passing.backfilled) == ("other", True)
+    assert passing.worker_id != kept[1]
+
+
+def test_who_waits_for_a_warmer_worker_and_fits_nowhere_else_any_more_is_held_up() -> None:
+    """It was declined where it fitted; since that room is taken, it is not its wait that stops it."""
+    world, keys = beside_a_full_warm_worker(window_fixed=100.0)
+    assert ticket(world.submit("holds", prompt=8_000, output=10)).worker_id == "w1"
+    assert not tickets(world.submit("large", keys, output=10))
+    assert world.scheduler.kept is None
+    taking = ticket(world.submit("other", prompt=8_000, output=10))
+    assert (taking.worker_id, taking.backfilled) == ("w2", False)
+    passing = ticket(world.submit("other", prompt=10, output=1))
+    assert passing.backfilled
+    assert world.scheduler.kept is not None
+    assert passing.worker_id != world.scheduler.kept[1]
