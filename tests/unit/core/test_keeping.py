@@ -8,7 +8,7 @@ from tests.unit.core.scheduler_world import MS, World, config, ended, ticket, ti
 from evenhand.core.facts import LegOutcome, Ticket, Usage, WorkerLoad
 from evenhand.core.ids import WorkerId
 from evenhand.core.legs import Legs
-from evenhand.core.steps import Granted, IdleCharged, Refused, Settle, Tick, WorkerHeard
+from evenhand.core.steps import Granted, IdleCharged, Refused, Renew, Settle, Tick, WorkerGone, WorkerHeard
 
 LONG_MS = 10**9
 LEG_NS = 100 * MS
@@ -71,6 +71,26 @@ def test_who_is_served_hands_the_kept_worker_over() -> None:
     for leg in running:
         world.settle(leg, after_ms=10)
     assert [leg.request_id for leg in tickets(world.effects)] == ["one", "other"]
+
+
+def test_a_worker_that_is_gone_is_no_drained_one() -> None:
+    """What it ran comes back and fits elsewhere: no other worker is kept for any of that."""
+    world = pool(("w1", "w2"), window_fixed=1e6)
+    world.tenants("large", "small", "holds")
+    only_w1, only_w2 = (WorkerId("w2"),), (WorkerId("w1"),)
+    assert ticket(world.submit("holds", prompt=10_000, output=2_000, excluded_workers=only_w2))
+    for name in ("small", "large"):
+        assert ticket(world.submit(name, prompt=100, request_id=name, excluded_workers=only_w1))
+    paid = ticket(
+        world.submit("large", prompt=100, output=900, output_tokens_expected=10, excluded_workers=only_w2)
+    )
+    world.submit("large", prompt=WHOLE, output=10)
+    world.submit("small", prompt=WHOLE, output=10)
+    assert world.scheduler.kept == ("large", "w1")
+    world.step(Renew(paid.ticket_id, Usage(100, 0, 900)))
+    world.effects.clear()
+    got = tickets(world.step(WorkerGone(WorkerId("w1"), "It is gone.")))
+    assert got[0].request_id == "small", "it is the most behind, and both fit"
 
 
 def test_a_request_that_is_withdrawn_pays_what_its_keeping_idled() -> None:
