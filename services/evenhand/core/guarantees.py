@@ -30,7 +30,7 @@ A share that changes keeps what is owed, as a cost: ``tag − G`` becomes what t
 does what open legs have moved.
 
 Shares that sum to more than ``guaranteed_share_sum_max`` are scaled down to it together, so that the rest of the
-pool keeps moving. A worker that is kept for the most-behind user is not given to a guarantee.
+pool keeps moving. A worker that is kept goes to no guarantee but that of the user it is kept for.
 
 One writer, the pool's scheduler. This module moves no clock of the fair queue and chooses no worker.
 """

@@ -1,4 +1,4 @@
-"""The worker kept for the most-behind user while its first request fits nowhere, and what that costs others.
+"""The worker kept for a user that was the most behind and fits nowhere, and what that costs others.
 
 Where the most-behind user fits nowhere for want of room, the worker predicted free first is kept for it: nobody
 else is dispatched there until it has drained far enough; the others go on elsewhere. It stays kept until something
@@ -76,7 +76,7 @@ class Keeping:
             self.kept.accrue(now_ns)
 
     def look(self, now_ns: int) -> None:
-        """Keep the worker predicted free first for the most-behind user, while it fits nowhere."""
+        """What is kept stays kept while it stands; else a worker is, if the most-behind user fits nowhere."""
         self.accrue(now_ns)
         kept = self.kept
         if kept is not None and not self._stands(kept, now_ns):

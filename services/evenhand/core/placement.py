@@ -32,7 +32,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from evenhand.core.choice import Choice, View
-from evenhand.core.estimator import NS_PER_MS, CostRate
+from evenhand.core.cold_waits import ColdWaits
+from evenhand.core.estimator import CostRate
 from evenhand.core.facts import SchedulerConfig
 from evenhand.core.fair_tree import FairTree, path_v
 from evenhand.core.fitting import Fitting
@@ -41,14 +42,13 @@ from evenhand.core.heads import Heads
 from evenhand.core.held_up import HeldUp
 from evenhand.core.keeping import Keeping
 from evenhand.core.outstanding import Outstanding
+from evenhand.core.pairs import Pairs
 from evenhand.core.presence import Presence
-from evenhand.core.queued import BestHead, Queued
+from evenhand.core.queued import BestHead
 from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import Tenant, User
 from evenhand.core.waiting import Waiting
 from evenhand.core.worker import Worker
-
-NEVER_NS = 1 << 63
 
 IDLE_LOAD_MAX = 0.25
 """Up to so much load (the fuller of slots and KV) a worker is filled past those that wait for a warmer one. Above
@@ -74,22 +74,16 @@ class Placement:
         self.fitting = Fitting(config, fair, rooms, outstanding)
         self._fitting_version = 0
         self.heads = Heads(config, presence, fair, rooms, self.fitting)
+        self.cold_waits = ColdWaits(config, self.fitting)
+        self._pairs = Pairs(config, self.fitting, self.heads, self.cold_waits)
         self.fronts = Fronts(config, fair, outstanding, cost_rate)
         self.keeping = Keeping(fair, rooms, self.fitting, self.heads, self.fronts, cost_rate)
-        self._long_wait_ns = round(config.window_delay_ms * NS_PER_MS)
         self._pass = 0
         """Number of the pass over the workers with room: while it lasts, no worker closes or opens."""
         self._seen: Front | None = None
         """The front that the last look found for all workers alike; None: it found none, or not one for all."""
         self._seen_tight = True
         """The last look met no worker with more than headroom left, but for one that is kept."""
-        self.cold_wait_at_ns = NEVER_NS
-        """When the first declined pair may be taken that the looks since the last ``begin`` found to wait; after
-        ``end``, or others may pass those that wait."""
-        self._waiting: dict[User, None] = {}
-        """Users that wait beside an idle worker, as of the last ``end``."""
-        self._found_waiting: dict[User, None] = {}
-        """… as of the looks since the last ``begin``."""
 
     def begin(self) -> None:
         """Forget what earlier looks found to wait, and what was worked out for other workers than there are."""
@@ -97,20 +91,7 @@ class Placement:
             self._fitting_version = self.fitting.version
             for tenant in self._tenants.values():
                 tenant.forget_best()
-        self.cold_wait_at_ns = NEVER_NS
-        self._found_waiting = {}
-
-    def end(self, now_ns: int) -> None:
-        """Nothing more is chosen: who waits beside an idle worker waits since now, or since it began to."""
-        for user in self._waiting:
-            if user not in self._found_waiting:
-                user.waits_since_ns = None
-        for user in self._found_waiting:
-            if user.waits_since_ns is None:
-                user.waits_since_ns = now_ns
-            if not self._waits_long(user, now_ns):
-                self.cold_wait_at_ns = min(self.cold_wait_at_ns, user.waits_since_ns + self._long_wait_ns)
-        self._waiting = self._found_waiting
+        self.cold_waits.begin()
 
     def choose(self, now_ns: int, only: Tenant | None = None) -> Choice | None:
         """The next pair to dispatch, with cached tokens as they are now; None if nothing fits anywhere.
@@ -136,7 +117,7 @@ class Placement:
         for tenant in tenants:
             tenant.guarantee_takes = True
             look = partial(self.choose, now_ns, tenant)
-            choice = self.fronts.first_found(tenant, look, partial(self._waits_briefly, now_ns))
+            choice = self.fronts.first_found(tenant, look, partial(self.cold_waits.is_brief, now_ns=now_ns))
             tenant.guarantee_takes = False
             if choice is not None:
                 self.fronts.mark_guaranteed(choice)
@@ -183,14 +164,15 @@ class Placement:
 
     def _best_past(self, waiting_too: bool, seen: Front | None, is_tight: bool, now_ns: int) -> Choice | None:
         def runs_at(user: User, worker: Worker) -> bool:
-            return self._runs_at(user, worker, waiting_too, now_ns)
+            return self._pairs.runs_at(user, worker, waiting_too, now_ns)
 
-        kept, waits = self.keeping.kept, self._note_waiting if waiting_too else None
+        kept, cold_waits = self.keeping.kept, self.cold_waits
+        waits = cold_waits.note if waiting_too else None
         kept_worker = kept.worker if kept is not None else None
         held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept_worker, self._pass, now_ns)
         # The look that is over has asked of all of these, headroom and all; but who waits may not fit either.
         for user in (*(seen.users if seen is not None else ()), *((kept.user,) if kept is not None else ())):
-            if user not in self._found_waiting or waiting_too or self._waits_long(user, now_ns):
+            if waiting_too or not cold_waits.is_found(user) or cold_waits.is_long(user, now_ns):
                 held_up.know(user, True)
             elif kept is not None and kept.user is user and kept.is_drained:
                 held_up.know(user, False)
@@ -204,38 +186,6 @@ class Placement:
                 return None
             self.heads.refresh_due(front.users, now_ns)
         return self._best(now_ns, None, held_up, front)
-
-    def _runs_at(self, user: User, worker: Worker, waiting_too: bool, now_ns: int) -> bool:
-        """May something of a user be dispatched to an open worker now?
-
-        With ``waiting_too``, what waits for a warmer worker may not, and nothing of whom has waited long may.
-        """
-        head = self.heads.at(user, worker)
-        blocks_max = self.fitting.blocks_allowed(user.tenant, worker)
-        if head.blocks_min > blocks_max:
-            return False
-        if head.plain and head.blocks <= blocks_max:
-            return True
-        waiting_too = waiting_too or self._waits_long(user, now_ns)
-        if waiting_too and head.waits_until_ns > now_ns and head.is_declined():
-            self._note_waiting(user, head.waits_until_ns)
-            return False
-        found = self._in_full(user, worker, 0.0, blocks_max, now_ns)
-        if found is None:
-            return False
-        if waiting_too and found.declined and found.waits_until_ns > now_ns:
-            self._note_declined(head, user, worker, now_ns)
-            self._note_waiting(user, found.waits_until_ns)
-            return False
-        return True
-
-    def _waits_briefly(self, now_ns: int, user: User) -> bool:
-        return user in self._found_waiting and not self._waits_long(user, now_ns)
-
-    def _waits_long(self, user: User, now_ns: int) -> bool:
-        """Has it waited beside an idle worker for as long as others may be delayed by affinity?"""
-        since_ns = user.waits_since_ns
-        return since_ns is not None and now_ns - since_ns >= self._long_wait_ns
 
     def _best(
         self, now_ns: int, only: Tenant | None = None, held_up: HeldUp | None = None, shared: Front | None = None
@@ -297,7 +247,7 @@ class Placement:
             return best
         if waiting is not None:
             for user, until_ns in waiting.found():
-                self._note_waiting(user, until_ns)
+                self.cold_waits.note(user, until_ns)
         return self._best_declined(views, cold, now_ns)
 
     def _best_at(
@@ -359,7 +309,7 @@ class Placement:
             if found is None:
                 return best
             if found.declined:
-                self._note_declined(head, user, view.worker, now_ns)
+                self._pairs.note_declined(head, user, view.worker, now_ns)
                 return best
             choice = found
         if best is not None and choice.score <= best.score and not self._wins_tie(choice, best, now_ns):
@@ -374,7 +324,7 @@ class Placement:
         if head.blocks_min > view.free_blocks:
             return None
         alike = head is user.cold and head.uniform and head.blocks_max <= view.plain_blocks
-        return self._in_full_once(user, view.worker, view.penalty, cold if alike else None, now_ns)
+        return self._pairs.in_full_once(user, view.worker, view.penalty, cold if alike else None, now_ns)
 
     def _best_declined(self, views: list[View], cold: dict[User, Choice | None], now_ns: int) -> Choice | None:
         """Where every pair is declined: of the most-behind user that need not wait on, the best pair."""
@@ -392,13 +342,13 @@ class Placement:
                         head = self.heads.at(user, view.worker)
                 if head.waits_until_ns > now_ns and (head.declined_pass == this_pass or head.is_declined()):
                     head.declined_pass = this_pass
-                    self._note_waiting(user, head.waits_until_ns)
+                    self.cold_waits.note(user, head.waits_until_ns)
                     continue
                 choice = self._at(view, user, head, cold, now_ns)
                 if choice is None:
                     continue
                 if choice.waits_until_ns > now_ns:
-                    self._note_waiting(user, choice.waits_until_ns)
+                    self.cold_waits.note(user, choice.waits_until_ns)
                 elif best is None or self._is_better_declined(choice, best, now_ns):
                     best = choice
                     choice.front, choice.candidates = view.front, view.users
@@ -422,77 +372,3 @@ class Placement:
         if choice.user is not fallback.user:
             return choice.user.path < fallback.user.path
         return choice.score > fallback.score or self._wins_tie(choice, fallback, now_ns)
-
-    def _in_full_once(
-        self, user: User, worker: Worker, penalty: float, known: dict[User, Choice | None] | None, now_ns: int
-    ) -> Choice | None:
-        """As ``_in_full``; among workers that are alike for the user, worked out for the first one only."""
-        if known is None or user not in known:
-            found = self._in_full(user, worker, penalty, self.fitting.blocks_allowed(user.tenant, worker), now_ns)
-            if known is not None:
-                known[user] = found
-            return found
-        found = known[user]
-        if found is None:
-            return None
-        choice = Choice(user, found.queued, worker, 0, -penalty)
-        choice.declined, choice.waits_until_ns = found.declined, found.waits_until_ns
-        return choice
-
-    def _in_full(self, user: User, worker: Worker, penalty: float, blocks_max: int, now_ns: int) -> Choice | None:
-        """The user's best fitting pair at a worker, head by head: not declined, else one that need not wait."""
-        worker_id, size, capacity_tokens = (
-            worker.spec.worker_id,
-            worker.spec.block_size_tokens,
-            worker.capacity_tokens,
-        )
-        decline_tokens = self._config.cold_decline_tokens
-        free: Choice | None = None
-        declined: Choice | None = None
-        waits_until_ns = NEVER_NS
-        for queued in self.heads.of(user):
-            tokens, prompt_tokens = queued.cached.get(worker_id, 0), queued.prompt_tokens
-            score = tokens / prompt_tokens - penalty
-            if free is not None and score <= free.score:
-                continue
-            blocks = -(-(prompt_tokens - tokens + queued.output_tokens_estimated) // size)
-            if blocks > blocks_max or queued.tokens_total > capacity_tokens:
-                continue
-            if queued.excluded and self.fitting.is_excluded(queued, worker):
-                continue
-            is_declined = queued.cached_best - tokens >= decline_tokens and self.fitting.warmer_without_room(
-                user.tenant, queued, worker, tokens, decline_tokens
-            )
-            if not is_declined:
-                free = Choice(user, queued, worker, tokens, score)
-                continue
-            until_ns = self._waits_until_ns(queued, tokens, now_ns)
-            waits_until_ns = min(waits_until_ns, until_ns)
-            may_be_taken = until_ns <= now_ns
-            if declined is None or (may_be_taken, score) > (declined.waits_until_ns <= now_ns, declined.score):
-                declined = Choice(user, queued, worker, tokens, score)
-                declined.declined, declined.waits_until_ns = True, until_ns
-        if free is None and declined is not None:
-            declined.waits_until_ns = waits_until_ns
-        return free or declined
-
-    def _note_declined(self, head: BestHead, user: User, worker: Worker, now_ns: int) -> None:
-        """If all heads of a user are declined at a worker, remember by what, and until when none may be taken."""
-        heads, worker_id = self.heads.of(user), worker.spec.worker_id
-        head.warmer = self.fitting.warmer_for_each(heads, worker, self._config.cold_decline_tokens)
-        if head.warmer:
-            waits = [self._waits_until_ns(queued, queued.cached.get(worker_id, 0), now_ns) for queued in heads]
-            head.waits_until_ns = min(waits)
-
-    def _waits_until_ns(self, queued: Queued, tokens: int, now_ns: int) -> int:
-        """Until when a request that is declined where so many of its tokens are waits for a warmer worker."""
-        if queued.declined_since_ns is None:
-            queued.declined_since_ns = now_ns
-        since_ns, user = queued.declined_since_ns, queued.user
-        if user is not None and user.waits_since_ns is not None:
-            since_ns = min(since_ns, user.waits_since_ns)
-        return since_ns + self.fitting.cold_wait_ns(queued, tokens)
-
-    def _note_waiting(self, user: User, until_ns: int) -> None:
-        self.cold_wait_at_ns = min(self.cold_wait_at_ns, until_ns)
-        self._found_waiting[user] = None

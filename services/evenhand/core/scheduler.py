@@ -13,6 +13,7 @@ in ``rooms`` and ``worker``, tickets in ``legs`` and ``tickets``; the choice is 
 from typing import assert_never
 
 from evenhand.core.checkpoint import SchedulerCheckpoint, restore_checkpoint, take_checkpoint
+from evenhand.core.cold_waits import NEVER_NS
 from evenhand.core.errors import InvalidInput
 from evenhand.core.estimator import NS_PER_S, CostRate, OutputEstimator
 from evenhand.core.explain import Explainer
@@ -31,7 +32,7 @@ from evenhand.core.ids import RequestId, TenantId, WorkerId
 from evenhand.core.legs import Legs
 from evenhand.core.limits import check_rates
 from evenhand.core.outstanding import Outstanding
-from evenhand.core.placement import NEVER_NS, Placement
+from evenhand.core.placement import Placement
 from evenhand.core.presence import Presence
 from evenhand.core.requests import SHUTTING_DOWN, Requests
 from evenhand.core.rooms import Rooms
@@ -163,7 +164,7 @@ class PoolScheduler:
 
     @property
     def kept(self) -> tuple[TenantId, WorkerId] | None:
-        """The worker kept for the most-behind tenant, as of the last decision."""
+        """For whose user which worker is kept, as of the last decision; None: none is."""
         kept = self._legs.placement.keeping.kept
         return (kept.user.tenant.spec.tenant_id, kept.worker.spec.worker_id) if kept is not None else None
 
@@ -259,8 +260,8 @@ class PoolScheduler:
         self._legs.fair.stirred = self._legs.rooms.stirred = False
         next_due_ns = self._legs.guarantees.next_due_ns(now_ns) if self._legs.rooms.open else None
         self._guarantee_at_ns = next_due_ns if next_due_ns is not None else NEVER_NS
-        placement.end(now_ns)
-        self._cold_wait_at_ns = placement.cold_wait_at_ns
+        placement.cold_waits.end(now_ns)
+        self._cold_wait_at_ns = placement.cold_waits.at_ns
 
     def _wake(self, now_ns: int, effects: list[Effect]) -> None:
         """Say when time alone next brings something about, where that is sooner than was said before."""

@@ -297,7 +297,8 @@ def test_who_waits_for_a_warmer_worker_and_fits_nowhere_else_any_more_is_held_up
     world, keys = beside_a_full_warm_worker(window_fixed=100.0)
     assert ticket(world.submit("holds", prompt=8_000, output=10)).worker_id == "w1"
     assert not tickets(world.submit("large", keys, output=10))
-    assert world.scheduler.kept is None
+    before = world.scheduler.kept
+    assert before is None
     taking = ticket(world.submit("other", prompt=8_000, output=10))
     assert (taking.worker_id, taking.backfilled) == ("w2", False)
     passing = ticket(world.submit("other", prompt=10, output=1))

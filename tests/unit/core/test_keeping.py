@@ -78,9 +78,9 @@ def test_a_worker_that_is_gone_is_no_drained_one() -> None:
     world = pool(("w1", "w2"), window_fixed=1e6)
     world.tenants("large", "small", "holds")
     only_w1, only_w2 = (WorkerId("w2"),), (WorkerId("w1"),)
-    assert ticket(world.submit("holds", prompt=10_000, output=2_000, excluded_workers=only_w2))
+    assert tickets(world.submit("holds", prompt=10_000, output=2_000, excluded_workers=only_w2))
     for name in ("small", "large"):
-        assert ticket(world.submit(name, prompt=100, request_id=name, excluded_workers=only_w1))
+        assert tickets(world.submit(name, prompt=100, request_id=name, excluded_workers=only_w1))
     paid = ticket(
         world.submit("large", prompt=100, output=900, output_tokens_expected=10, excluded_workers=only_w2)
     )
