@@ -46,6 +46,14 @@ def _imports(module: str) -> tuple[str, ...]:
     return tuple(name for name in names if name.split(".")[0] == PACKAGE and _source(name) is not None)
 
 
+@functools.lru_cache(maxsize=1_024)
+def _code(module: str) -> bytes:
+    """What a module that has a file does: each is behind many cells, and parsing it takes a while."""
+    path = _source(module)
+    assert path is not None, "only modules with a file are behind others"
+    return code_text(path.read_bytes()).encode()
+
+
 def modules_behind(modules: Iterable[str]) -> tuple[str, ...]:
     """These modules and all of this package that they import, in order of name; nothing behind ``REGISTRIES``."""
     seen: set[str] = set()
@@ -62,8 +70,6 @@ def digest_of(modules: Iterable[str]) -> str:
     """Twelve hex digits over what the code does of ``modules_behind``."""
     digest = hashlib.sha256()
     for module in modules_behind(modules):
-        path = _source(module)
-        assert path is not None, "only modules with a file are behind others"
         digest.update(f"{module}\n".encode())
-        digest.update(code_text(path.read_bytes()).encode())
+        digest.update(_code(module))
     return digest.hexdigest()[:12]
