@@ -51,14 +51,14 @@ class Sight:
             for worker_id, worker in oracle.core.rooms.workers.items()
         }
         self.kept = kept_for(oracle)
-        longest_ns = oracle.config.window_delay_ms * 1e6
+        cold_waits = oracle.core.placement.cold_waits
         self.wait_long = {
             (tenant_id, user.node_id)
             for tenant_id, tenant in oracle.core.outstanding.tenants.items()
             for user in tenant.users_known.values()
-            if user.waits_since_ns is not None and now_ns - user.waits_since_ns >= longest_ns
+            if cold_waits.is_long(user, now_ns)
         }
-        """Users that have waited beside an idle worker for as long as affinity may delay others."""
+        """Users whose tenants have been stuck beside an idle worker for as long as affinity may delay others."""
         self.waiting_counts = False
         """The place in question is hardly used: who waits for a warmer one is held up too."""
         self._blocks: dict[tuple[TenantId, RequestId], dict[WorkerId, int]] = {}
@@ -179,13 +179,17 @@ class HeldUpCheck:
         )
 
     def _fitting(self, line: Line, sight: Sight, slack: float) -> Iterator[tuple[Waiting, Place]]:
-        """What of a user fits where, headroom counted; ``slack`` says to which side that looks away."""
+        """What of a user fits where, headroom counted if it has been stuck for long; ``slack`` says to which side that
+        looks away."""
         places = self.open_places(sight)
+        is_long = (line.book.spec.tenant_id, line.name) in sight.wait_long
         if sight.kept is not None and (line.book.spec.tenant_id, line.name) == sight.kept[1:]:
             places = [place for place in self.oracle.places.values() if self.has_room(place, sight)]
         for place in places:
             for waiting in self.heads(line):
-                if self._fits_with_headroom(line.book, waiting, place, sight, slack):
+                if is_long and not self._fits_with_headroom(line.book, waiting, place, sight, slack):
+                    continue
+                if self.fits(waiting, place, sight):
                     yield waiting, place
 
     # Rooms, in sight of a moment
@@ -260,7 +264,8 @@ class HeldUpCheck:
             self._check_beside(places, sight)
 
     def _check_all(self, sight: Sight) -> None:
-        """Where nobody waits for a warmer worker but for long, nobody of A has anything that can be dispatched."""
+        """Where nobody waits, for a warmer worker or for more than headroom, but for long: nobody of A has anything
+        that can be dispatched."""
         lines = [
             line
             for book in self.oracle.books.values()
@@ -273,7 +278,12 @@ class HeldUpCheck:
         found: list[tuple[Waiting, Place]] = []
         for line in lines:
             fitting = list(self._fitting(line, sight, 1.0 - SLACK))
-            ready = [each for each in fitting if not self.is_declined(line.book, *each, sight)]
+            ready = [
+                each
+                for each in fitting
+                if self._fits_with_headroom(line.book, *each, sight, 1.0 - SLACK)
+                and not self.is_declined(line.book, *each, sight)
+            ]
             if fitting and not ready and (line.book.spec.tenant_id, line.name) not in sight.wait_long:
                 return
             found += ready

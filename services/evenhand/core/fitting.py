@@ -143,6 +143,10 @@ class Fitting:
             return self.blocks_free(worker)
         return self.blocks_common(worker)
 
+    def is_below_share(self, tenant: Tenant) -> bool:
+        """May the tenant use headroom?"""
+        return self._outstanding.below_share(tenant)
+
     def blocks_free(self, worker: Worker) -> int:
         """KV blocks that are not reserved."""
         return worker.spec.kv_blocks - worker.kv_reserved_blocks

@@ -179,15 +179,17 @@ class Fronts:
                 break
             if tenant.reach_tokens > capacity_tokens:
                 continue
-            is_barred = is_tight and tenant.granted and tenant.outstanding >= tenant.weight * per_weight
-            if is_barred or held_up.tenant_at(tenant, worker):
+            # Of one that was seen there is more to find only among users whose own most-behind is held up.
+            is_seen = seen is not None and v <= seen.v_max and (seen.last is None or (v, tenant_id) < seen.last)
+            is_vain = is_seen and len(tenant.users.order) == 1
+            if is_tight and not is_vain and tenant.granted:
+                is_vain = tenant.outstanding >= tenant.weight * per_weight
+            if (is_vain and v_max < math.inf) or held_up.tenant_at(tenant, worker):
                 continue
             if v_max == math.inf:
                 v_max = v + self._fair.window_of_tenants(band, self._cost_rate.per_s)
                 front.bands[band.node_id] = BandFront(band, v_max, None)
-            # Of one that was seen there is more to find only among users whose own most-behind is held up.
-            is_seen = seen is not None and v <= seen.v_max and (seen.last is None or (v, tenant_id) < seen.last)
-            if is_seen and len(tenant.users.order) == 1:
+            if is_vain:
                 continue
             if count == self._tenants_max:
                 front.bands[band.node_id].last = (v, tenant_id)

@@ -1,8 +1,8 @@
 """Who is held up at this moment: has no use for any of the rooms that are open, whatever its clock.
 
-A user is held up if at no open worker any of its heads can be dispatched: it does not fit there, or into more than
-the headroom that its tenant may not use, is excluded, the worker is kept for somebody else, or, where that counts,
-it waits there for a warmer one. A tenant is held up at a worker if all its users in A that reach the worker are, a
+A user is held up if at no open worker any of its heads can be dispatched: it does not fit there, is excluded, the
+worker is kept for somebody else, or, where that counts, it waits there for a warmer one, or has been held back by
+headroom alone for long. A tenant is held up at a worker if all its users in A that reach the worker are, a
 band if all its tenants in A that reach it are: those that do not reach it have no claim there, though they may
 have a use for other rooms.
 

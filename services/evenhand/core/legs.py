@@ -111,7 +111,7 @@ class Legs:
         self.placement.keeping.served(user)
         tenant.remove(request.request_id)
         if choice.declined:
-            user.waits_since_ns = None
+            self.placement.cold_waits.taken_cold(user)
         self.outstanding.dispatched(tenant, charge)
         tenant.service.granted(now_ns)
         self._hold(user, held, worker, uncached_tokens, now_ns)

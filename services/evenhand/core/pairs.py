@@ -26,10 +26,26 @@ class Pairs:
     def runs_at(self, user: User, worker: Worker, waiting_too: bool, now_ns: int) -> bool:
         """May something of a user be dispatched to an open worker now?
 
-        With ``waiting_too``, what waits for a warmer worker may not, and nothing of whom has waited long may.
+        With ``waiting_too``, what waits for a warmer worker may not, and nothing of whom has waited long may. Whom
+        headroom alone holds back may for a while: in a pool that is full that is so again and again, and is over as
+        soon as one of the others' legs ends.
         """
         head = self._heads.at(user, worker)
-        blocks_max = self._fitting.blocks_allowed(user.tenant, worker)
+        blocks_max, blocks_free = (
+            self._fitting.blocks_allowed(user.tenant, worker),
+            self._fitting.blocks_free(worker),
+        )
+        if blocks_max < blocks_free and self._runs_within(head, user, worker, blocks_free, waiting_too, now_ns):
+            if self._runs_within(head, user, worker, blocks_max, waiting_too, now_ns):
+                return True
+            self._cold_waits.note_barred(user)
+            return not self._cold_waits.is_long(user, now_ns)
+        return self._runs_within(head, user, worker, blocks_max, waiting_too, now_ns)
+
+    def _runs_within(
+        self, head: BestHead, user: User, worker: Worker, blocks_max: int, waiting_too: bool, now_ns: int
+    ) -> bool:
+        """As ``runs_at``, within so many KV blocks."""
         if head.blocks_min > blocks_max:
             return False
         if head.plain and head.blocks <= blocks_max:

@@ -170,8 +170,12 @@ class Placement:
         waits = cold_waits.note if waiting_too else None
         kept_worker = kept.worker if kept is not None else None
         held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept_worker, self._pass, now_ns)
-        # The look that is over has asked of all of these, headroom and all; but who waits may not fit either.
+        cold_waits.ask_barred()
+        # The look that is over has asked of all of these; but who waits may not fit either, and whom headroom alone
+        # holds back is to be told apart.
         for user in (*(seen.users if seen is not None else ()), *((kept.user,) if kept is not None else ())):
+            if not self.fitting.is_below_share(user.tenant):
+                continue
             if waiting_too or not cold_waits.is_found(user) or cold_waits.is_long(user, now_ns):
                 held_up.know(user, True)
             elif kept is not None and kept.user is user and kept.is_drained:

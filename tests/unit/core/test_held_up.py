@@ -166,9 +166,10 @@ def test_who_is_passed_stays_first_in_turn_and_is_lifted_to_a_window_behind_who_
     assert not got[0].backfilled
 
 
-def test_whom_only_headroom_holds_back_is_held_up_where_only_headroom_is_left() -> None:
+def test_whom_only_headroom_holds_back_for_long_is_held_up_where_only_headroom_is_left() -> None:
     """The last slot goes to one below its share, beyond the window too, if nobody inside it may use the slot."""
     world = World(config(window_fixed=0.0))
+    delay_ms = round(config().window_delay_ms)
     world.tenants("behind", weight=100.0)
     world.tenants("ahead", "small")
     world.workers("w1", slots=8)
@@ -179,7 +180,9 @@ def test_whom_only_headroom_holds_back_is_held_up_where_only_headroom_is_left() 
     assert world.scheduler.status(0).workers[0].slots_used == 7
     assert world.v("behind") < world.v("ahead")
     v = world.v("ahead")
-    last = ticket(world.submit("ahead", prompt=10, output=1))
+    assert not tickets(world.submit("ahead", prompt=10, output=1)), "in a full pool that is soon over"
+    assert not tickets(world.tick(delay_ms - 1))
+    last = ticket(world.tick(1))
     assert last.backfilled
     assert world.v("behind") == v, "with no window at all it is level with who passed it"
 
