@@ -179,8 +179,8 @@ class HeldUpCheck:
         )
 
     def _fitting(self, line: Line, sight: Sight, slack: float) -> Iterator[tuple[Waiting, Place]]:
-        """What of a user fits where, headroom counted if it has been stuck for long; ``slack`` says to which side that
-        looks away."""
+        """What of a user fits where, headroom counted if it has been stuck for long; ``slack`` says to which side
+        that looks away."""
         places = self.open_places(sight)
         is_long = (line.book.spec.tenant_id, line.name) in sight.wait_long
         if sight.kept is not None and (line.book.spec.tenant_id, line.name) == sight.kept[1:]:
@@ -264,8 +264,8 @@ class HeldUpCheck:
             self._check_beside(places, sight)
 
     def _check_all(self, sight: Sight) -> None:
-        """Where nobody waits, for a warmer worker or for more than headroom, but for long: nobody of A has anything
-        that can be dispatched."""
+        """Where nobody waits, for a warmer worker or for more than headroom, but for long: nobody of A has
+        anything that can be dispatched."""
         lines = [
             line
             for book in self.oracle.books.values()

@@ -27,8 +27,8 @@ class Pairs:
         """May something of a user be dispatched to an open worker now?
 
         With ``waiting_too``, what waits for a warmer worker may not, and nothing of whom has waited long may. Whom
-        headroom alone holds back may for a while: in a pool that is full that is so again and again, and is over as
-        soon as one of the others' legs ends.
+        headroom alone holds back may for a while: in a pool that is full that is so again and again, and is over
+        as soon as one of the others' legs ends.
         """
         head = self._heads.at(user, worker)
         blocks_max, blocks_free = (

@@ -171,8 +171,8 @@ class Placement:
         kept_worker = kept.worker if kept is not None else None
         held_up = HeldUp(self._rooms, self.heads, runs_at, waits, self.fitting, kept_worker, self._pass, now_ns)
         cold_waits.ask_barred()
-        # The look that is over has asked of all of these; but who waits may not fit either, and whom headroom alone
-        # holds back is to be told apart.
+        # The look that is over has asked of all of these; but who waits may not fit either, and whom headroom
+        # alone holds back is to be told apart.
         for user in (*(seen.users if seen is not None else ()), *((kept.user,) if kept is not None else ())):
             if not self.fitting.is_below_share(user.tenant):
                 continue
