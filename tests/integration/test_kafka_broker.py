@@ -36,7 +36,7 @@ async def test_a_paused_broker_ends_too() -> None:
     async with EmbeddedBroker() as broker:
         pid = broker.pid
         assert pid
-        broker.pause()
+        await broker.pause()
     assert not psutil.pid_exists(pid)
 
 

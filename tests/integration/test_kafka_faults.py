@@ -4,7 +4,6 @@ The broker is the embedded one, which loses everything when it dies: the hardest
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -27,18 +26,14 @@ class Tail:
     reader: KafkaLogReader
     lives: list[list[LogRecord]] = field(default_factory=lambda: [[]])
     empty_batches: int = 0
-    longest_wait_s: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         while True:
-            last = time.monotonic()
             try:
                 async for batch in self.reader.read(
                     KV_TOPIC, {number: LogPosition(0) for number in range(EMBEDDED_PARTITIONS)}
                 ):
-                    self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - last)
-                    last = time.monotonic()
                     self.lives[-1].extend(batch)
                     self.empty_batches += not batch
                     self.changed.set()
@@ -147,18 +142,17 @@ async def test_a_broker_that_stops_answering_is_waited_for(
 ) -> None:
     await writer.publish(KV_TOPIC, KEYS[0], b"before")
     await tail.until(lambda: tail.values() == [b"before"])
-    embedded_broker.pause()
-    asked_at = time.monotonic()
-    with pytest.raises(Unavailable):
+    await embedded_broker.pause()
+    # The writer's own time ends it, not the client's, which is longer.
+    with pytest.raises(Unavailable, match="within 1500 ms"):
         await writer.publish(KV_TOPIC, KEYS[0], b"during")
-    assert time.monotonic() - asked_at < 3.0
     seen = tail.empty_batches
-    await tail.until(lambda: tail.empty_batches >= seen + 20)  # two more seconds of silence
+    # A reader that hung in its requests, of two seconds each, would show a handful in that time.
+    await tail.until(lambda: tail.empty_batches >= seen + 20)
     embedded_broker.resume()
     await retried(lambda: writer.publish(KV_TOPIC, KEYS[0], b"after"))
     await tail.until(lambda: b"after" in tail.values())
     assert len(tail.lives) == 1, "the same log was taken for another one"
-    assert tail.longest_wait_s < 1.0
     assert tail.values()[0] == b"before"
 
 

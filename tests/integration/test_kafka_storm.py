@@ -61,7 +61,7 @@ async def cause(fault: str, broker: EmbeddedBroker, chance: random.Random) -> No
     elif fault == "restart":
         await broker.restart()
     elif fault == "pause":
-        broker.pause()
+        await broker.pause()
         await asyncio.sleep(3 * wait_s)
         broker.resume()
     else:

@@ -210,7 +210,7 @@ def guarantee_without_end(patch: Patch) -> None:
 
 def a_full_engine_gets_more(patch: Patch) -> None:
     """What an engine says of its KV closes no worker."""
-    patch.setattr(Rooms, "_is_engine_full", lambda _self, _worker: False)
+    patch.setattr(Rooms, "is_engine_full", lambda _self, _worker: False)
 
 
 def a_full_engine_stays_closed(patch: Patch) -> None:
@@ -218,7 +218,7 @@ def a_full_engine_stays_closed(patch: Patch) -> None:
     told = Rooms.told_load
 
     def told_once(self: Rooms, worker: Worker, load: Any, now_ns: int) -> None:
-        if not self._is_engine_full(worker):
+        if not self.is_engine_full(worker):
             told(self, worker, load, now_ns)
 
     patch.setattr(Rooms, "told_load", told_once)

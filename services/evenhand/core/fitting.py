@@ -159,7 +159,7 @@ class Fitting:
         return kv_blocks - worker.kv_reserved_blocks - kv_blocks // divisor
 
     def could_take(self, queued: Queued, worker: Worker) -> bool:
-        """Could the worker take it as soon as it has room enough?"""
+        """Could the worker take it as soon as it has room enough, and its engine does?"""
         return (
             worker.is_member
             and not worker.stale
@@ -173,11 +173,12 @@ class Fitting:
         blocks_free = worker.spec.kv_blocks - worker.kv_reserved_blocks
         slots_free = worker.spec.slots - worker.slots_used
         free_ns = now_ns
-        ends = sorted((worker.predicted_end_ns(ticket), ticket.kv_blocks) for ticket in worker.tickets.values())
+        tickets = worker.tickets.values()
+        ends = sorted((worker.predicted_end_ns(ticket, now_ns), ticket.kv_blocks) for ticket in tickets)
         for end_ns, kv_blocks in ends:
             if blocks_free >= blocks and slots_free >= 1:
                 break
             blocks_free += kv_blocks
             slots_free += 1
-            free_ns = max(now_ns, end_ns)
+            free_ns = end_ns
         return free_ns

@@ -173,12 +173,11 @@ class Fronts:
         """
         capacity_tokens, count, v_max = worker.capacity_tokens, 0, math.inf
         per_weight = self._outstanding.per_weight(band)
-        looked_max = self._tenants_max + HELD_UP_MAX
-        for v, tenant_id, tenant in islice(band.tenants.in_order(), looked_max):
+        # Those that do not reach the worker have no claim there, and use nothing of the look up.
+        reaching = (place for place in band.tenants.in_order() if place[2].reach_tokens <= capacity_tokens)
+        for v, tenant_id, tenant in islice(reaching, self._tenants_max + HELD_UP_MAX):
             if v > v_max or held_up.is_spent:
                 break
-            if tenant.reach_tokens > capacity_tokens:
-                continue
             # Of one that was seen there is more to find only among users whose own most-behind is held up.
             is_seen = seen is not None and v <= seen.v_max and (seen.last is None or (v, tenant_id) < seen.last)
             is_vain = is_seen and len(tenant.users.order) == 1
@@ -198,7 +197,7 @@ class Fronts:
             count += 1
             self._users_beside(tenant, worker, held_up, front.users)
         front.tenants_count += count
-        return v_max < math.inf or len(band.tenants) > looked_max
+        return v_max < math.inf or next(reaching, None) is not None
 
     def _users_beside(self, tenant: Tenant, worker: Worker, held_up: HeldUp, users: list[User]) -> None:
         """Add the first users of a tenant that are not held up, with v ≤ the least of them + T."""

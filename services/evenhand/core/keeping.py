@@ -6,6 +6,10 @@ of that user is dispatched, fits elsewhere or is in turn no more, whoever is the
 that changes hands before it has drained drains for nobody. A user that only headroom holds back keeps nothing: the
 headroom is there for others than it.
 
+Another worker is kept for it where the one that is takes longer than predicted, and another is free in less than
+half the time that is left of it: legs that are renewed for ever hold one worker, not the user. Or where its engine
+is full: it takes nothing however far it drains. A worker whose engine is full is kept only if all are.
+
 A worker that drains is idle in part. As long as the request is served in the end, that is the price of fairness
 to large requests. But who asks for a whole worker, and withdraws before the grant or right after it, again and
 again, would halve a small pool at no cost. So while a worker is kept, and another tenant is in A, the request is
@@ -14,15 +18,15 @@ prefill is, nobody could use it::
 
     idled += R / members · time open · idle share of the worker     idle share = 1 − the fuller of slots and KV
 
-The worker is drained no further than to its end, so ``idled`` is at most R/members times the longest residual
-there. It is charged, at all levels, when the request is withdrawn: whole if it still waits (a cancel, a
+A worker is drained no further than to its end, so ``idled`` is at most R/members times the longest residual
+there, of each that was kept for it. It is charged, at all levels, when the request is withdrawn: whole if it still waits (a cancel, a
 deadline), and in the part that its leg left undone, ``1 − attained/charge``, if it was granted and broken off
 (``legs``).
 
 One writer, the pool's scheduler; ``look`` is called before each choice.
 """
 
-from evenhand.core.estimator import NS_PER_S, CostRate
+from evenhand.core.estimator import NS_PER_MS, NS_PER_S, CostRate
 from evenhand.core.fair_tree import FairTree
 from evenhand.core.fitting import Fitting
 from evenhand.core.front import Fronts
@@ -33,16 +37,25 @@ from evenhand.core.rooms import Rooms
 from evenhand.core.tenant import User
 from evenhand.core.worker import Worker
 
+SOONER_FACTOR = 2
+"""So many times sooner than the kept worker another must be free to be kept instead: both are guesses, and what has
+drained so far is lost."""
+
+COMPARE_NS_MIN = 50 * NS_PER_MS
+"""Between two comparisons of a kept worker that is late with the others."""
+
 
 class Kept:
     """A worker, for whom it is kept, and at what pace that idles it."""
 
-    __slots__ = ("idle_per_s", "is_drained", "open_ns", "queued", "user", "worker")
+    __slots__ = ("compare_at_ns", "idle_per_s", "is_drained", "open_ns", "queued", "user", "worker")
 
-    def __init__(self, user: User, queued: Queued, worker: Worker, now_ns: int) -> None:
+    def __init__(self, user: User, queued: Queued, worker: Worker, now_ns: int, free_ns: int) -> None:
         self.user = user
         self.queued = queued
         self.worker = worker
+        self.compare_at_ns = free_ns
+        """When it is compared with the others again: as predicted, enough would be free by then."""
         self.open_ns = worker.open_ns_at(now_ns)
         """For how long the worker had had room, as of the last look."""
         self.idle_per_s = 0.0
@@ -87,8 +100,10 @@ class Keeping:
             return
         first = self._heads.of(user)[0]
         if kept is None or not self._fitting.could_take(first, kept.worker):
-            worker = self._free_first(first, now_ns)
-            kept = Kept(user, first, worker, now_ns) if worker is not None else None
+            found = self._free_first(first, now_ns)
+            kept = Kept(user, first, found[1], now_ns, found[0]) if found is not None else None
+        elif not kept.is_drained:
+            kept = self._sooner(kept, first, now_ns)
         if kept is not None:
             kept.queued = first
             kept.idle_per_s = self._idle_per_s(kept.worker)
@@ -137,16 +152,38 @@ class Keeping:
                     return True
         return False
 
-    def _free_first(self, first: Queued, now_ns: int) -> Worker | None:
-        soonest: tuple[int, WorkerId] | None = None
+    def _sooner(self, kept: Kept, first: Queued, now_ns: int) -> Kept:
+        """Another worker for the same user, where what is kept is late by far or its engine is full; else as it is."""
+        fitting, worker = self._fitting, kept.worker
+        is_full = self._rooms.is_engine_full(worker)
+        if not is_full and now_ns < kept.compare_at_ns:
+            return kept
+        if is_full and not any(
+            not self._rooms.is_engine_full(other) and fitting.could_take(first, other)
+            for other in self._fair.members.values()
+        ):
+            return kept
+        found = self._free_first(first, now_ns)
+        left_ns = fitting.predicted_free_ns(first, worker, now_ns) - now_ns
+        if found is not None and (is_full or (found[0] - now_ns) * SOONER_FACTOR < left_ns):
+            return Kept(kept.user, first, found[1], now_ns, found[0])
+        kept.compare_at_ns = now_ns + max(left_ns // SOONER_FACTOR, COMPARE_NS_MIN)
+        return kept
+
+    def _free_first(self, first: Queued, now_ns: int) -> tuple[int, Worker] | None:
+        """The worker predicted free first for a request, and when; one whose engine is full only if all are."""
+        soonest: tuple[bool, int, WorkerId] | None = None
         found: Worker | None = None
         for worker in self._fair.members.values():
             if not self._fitting.could_take(first, worker):
                 continue
-            free = (self._fitting.predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
+            is_full = self._rooms.is_engine_full(worker)
+            if soonest is not None and is_full and not soonest[0]:
+                continue
+            free = (is_full, self._fitting.predicted_free_ns(first, worker, now_ns), worker.spec.worker_id)
             if soonest is None or free < soonest:
                 soonest, found = free, worker
-        return found
+        return (soonest[1], found) if soonest is not None and found is not None else None
 
     def _idle_per_s(self, worker: Worker) -> float:
         """Cost a second that others miss while a worker is kept as it is; 0 while there are no others."""

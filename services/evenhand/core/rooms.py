@@ -76,8 +76,8 @@ class Rooms:
 
     def told_load(self, worker: Worker, load: WorkerLoad | None, now_ns: int) -> None:
         """A worker's engine tells its load; None: nothing is known of it any more."""
-        was_full, worker.load = self._is_engine_full(worker), load
-        if self._is_engine_full(worker) is not was_full:
+        was_full, worker.load = self.is_engine_full(worker), load
+        if self.is_engine_full(worker) is not was_full:
             self.judge(worker, now_ns)
 
     def judge(self, worker: Worker, now_ns: int) -> None:
@@ -96,7 +96,7 @@ class Rooms:
             reason = "no_slot"
         elif worker.kv_reserved_blocks >= worker.spec.kv_blocks:
             reason = "kv_full"
-        elif worker.load is not None and self._is_engine_full(worker):
+        elif worker.load is not None and self.is_engine_full(worker):
             reason = "engine_full"
         elif worker.prefill_pending_tokens(now_ns) >= self._prefill_max:
             reason = "prefill_full"
@@ -157,7 +157,8 @@ class Rooms:
             at_ns = self._reopen[0][0]
         return at_ns
 
-    def _is_engine_full(self, worker: Worker) -> bool:
+    def is_engine_full(self, worker: Worker) -> bool:
+        """Does its engine say that its KV is full, as last heard?"""
         load, full = worker.load, self._engine_full_fraction
         if load is None or full <= 0.0:
             return False

@@ -260,10 +260,14 @@ class Worker:
             step = RATE_STEP * min(1.0, output_tokens / SAMPLE_WHOLE_TOKENS)
             self.output_token_ms += (leg_ms / output_tokens - self.output_token_ms) * step
 
-    def predicted_end_ns(self, ticket: "OpenTicket") -> int:
-        """When a ticket held here is expected to end, by the learned rates."""
+    def predicted_end_ns(self, ticket: "OpenTicket", now_ns: int) -> int:
+        """When a ticket held here is expected to end, by the learned rates; never before now.
+
+        Of one that is overdue only its age tells anything: it is expected to run as long again as it has so far.
+        """
         output_ns = ticket.ticket.output_tokens_estimated * self.output_token_ms * NS_PER_MS
-        return ticket.prefill_end_ns + round(output_ns)
+        end_ns = ticket.prefill_end_ns + round(output_ns)
+        return end_ns if end_ns > now_ns else now_ns + max(0, now_ns - ticket.prefill_start_ns)
 
 
 def worker_mark(worker_id: WorkerId) -> int:

@@ -14,6 +14,7 @@ import errno
 import os
 import secrets
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,9 @@ READY_SECONDS_MAX = 15.0
 PORT_POLLS_MAX = 50
 """A restart looks so often, PORT_POLL_SECONDS apart, whether its port is free again."""
 PORT_POLL_SECONDS = 0.1
+PAUSE_POLLS_MAX = 1_000
+"""A pause looks so often, PAUSE_POLL_SECONDS apart, whether the server stands still."""
+PAUSE_POLL_SECONDS = 0.01
 MEMORY_BYTES_MAX = 512 * 1024 * 1024
 """Past this much resident memory, restart it on purpose."""
 
@@ -94,9 +98,18 @@ class EmbeddedBroker:
             self._process.kill()
             await self._process.wait()
 
-    def pause(self) -> None:
-        """Stop it answering without closing anything, as a partitioned network does."""
+    async def pause(self) -> None:
+        """Stop it answering without closing anything, as a partitioned network does.
+
+        Returns once every thread of it stands still: the signal alone lets those that run go on for a moment, long
+        enough on a busy machine to answer a request that is sent after it. Raises ``Unavailable`` if they do not.
+        """
         self._signal(signal.SIGSTOP)
+        for _ in range(PAUSE_POLLS_MAX):
+            if not self.running or self._stands_still():
+                return
+            await asyncio.sleep(PAUSE_POLL_SECONDS)
+        raise Unavailable("The embedded broker did not stand still when it was told to.")
 
     def resume(self) -> None:
         """Undo ``pause``."""
@@ -124,6 +137,18 @@ class EmbeddedBroker:
     def _signal(self, number: signal.Signals) -> None:
         if self.running and self.pid:
             os.kill(self.pid, number)
+
+    def _stands_still(self) -> bool:
+        """Whether the last ``SIGSTOP`` has reached all of it, or it is gone."""
+        assert self.pid
+        if sys.platform == "darwin":
+            # The system does not tell without taking the exit code from whoever waits for it.
+            return True
+        try:
+            # The kernel tells the parent of a stop when the last thread has stopped.
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
     async def answers(self) -> bool:
         """Whether it takes connections."""
