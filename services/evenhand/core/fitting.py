@@ -159,7 +159,7 @@ class Fitting:
         return kv_blocks - worker.kv_reserved_blocks - kv_blocks // divisor
 
     def could_take(self, queued: Queued, worker: Worker) -> bool:
-        """Could the worker take it as soon as it has room enough, and its engine does?"""
+        """Could the worker take it as soon as it has room enough?"""
         return (
             worker.is_member
             and not worker.stale

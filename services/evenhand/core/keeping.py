@@ -19,9 +19,9 @@ prefill is, nobody could use it::
     idled += R / members · time open · idle share of the worker     idle share = 1 − the fuller of slots and KV
 
 A worker is drained no further than to its end, so ``idled`` is at most R/members times the longest residual
-there, of each that was kept for it. It is charged, at all levels, when the request is withdrawn: whole if it still waits (a cancel, a
-deadline), and in the part that its leg left undone, ``1 − attained/charge``, if it was granted and broken off
-(``legs``).
+there, of each that was kept for it. It is charged, at all levels, when the request is withdrawn: whole if it still
+waits (a cancel, a deadline), and in the part that its leg left undone, ``1 − attained/charge``, if it was granted
+and broken off (``legs``).
 
 One writer, the pool's scheduler; ``look`` is called before each choice.
 """
@@ -38,8 +38,8 @@ from evenhand.core.tenant import User
 from evenhand.core.worker import Worker
 
 SOONER_FACTOR = 2
-"""So many times sooner than the kept worker another must be free to be kept instead: both are guesses, and what has
-drained so far is lost."""
+"""So many times sooner than the kept worker another must be free to be kept instead: both are guesses, and what
+has drained so far is lost."""
 
 COMPARE_NS_MIN = 50 * NS_PER_MS
 """Between two comparisons of a kept worker that is late with the others."""
@@ -153,7 +153,7 @@ class Keeping:
         return False
 
     def _sooner(self, kept: Kept, first: Queued, now_ns: int) -> Kept:
-        """Another worker for the same user, where what is kept is late by far or its engine is full; else as it is."""
+        """Another worker for the same user, if the kept one is late by far or its engine full; else as it is."""
         fitting, worker = self._fitting, kept.worker
         is_full = self._rooms.is_engine_full(worker)
         if not is_full and now_ns < kept.compare_at_ns:

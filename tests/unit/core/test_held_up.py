@@ -219,6 +219,24 @@ def test_what_does_not_reach_a_worker_has_no_claim_there(level: str) -> None:
         assert (found.worker_id, found.backfilled) == ("small", True)
 
 
+def test_whoever_waits_for_a_large_worker_uses_up_no_look_past_the_held_up_at_a_small_one() -> None:
+    """However many they are: they have no claim there."""
+    names = [f"large{i:02}" for i in range(70)]
+    world = World(config(window_fixed=0.0))
+    world.tenants(*names, "held", "other")
+    world.workers("full", "small", kv_blocks=100)
+    world.workers("large", slots=1)
+    world.step(WorkerHeard(WorkerId("full"), WorkerLoad(0, 0, 1.0, world.now_ns)))
+    world.settle(ticket(world.submit("other", prompt=9_000)))
+    assert ticket(world.submit(names[0], prompt=2_000)).worker_id == "large"
+    for name in names:
+        assert not tickets(world.submit(name, prompt=2_000))
+    not_full = (WorkerId("small"), WorkerId("large"))
+    assert not tickets(world.submit("held", prompt=10, excluded_workers=not_full))
+    found = ticket(world.submit("other", prompt=10))
+    assert (found.worker_id, found.backfilled) == ("small", True)
+
+
 def test_who_has_waited_for_a_warmer_worker_for_the_delay_is_passed_on_time_though_nothing_else_happens() -> None:
     world = World(config(cold_wait_backlog_factor=0.0, window_fixed=0.0, window_delay_ms=750.0))
     world.tenants("holds", "waits", "other")

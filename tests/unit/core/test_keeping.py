@@ -73,6 +73,85 @@ def test_who_is_served_hands_the_kept_worker_over() -> None:
     assert [leg.request_id for leg in tickets(world.effects)] == ["one", "other"]
 
 
+def an_eighth_of(world: World, worker: str, tenant: str, output: int = 10) -> Ticket:
+    excluded = WorkerId("w2" if worker == "w1" else "w1")
+    return ticket(world.submit(tenant, prompt=1_500, output=output, excluded_workers=(excluded,)))
+
+
+def two_full_workers() -> tuple[World, list[Ticket], list[Ticket]]:
+    """Eight legs on each, those of w1 predicted to end first; w1 is kept, and others wait for any room."""
+    world = pool(("w1", "w2"), ticket_ttl_ms=10**8)
+    world.tenants("holds", "small", "large", "other")
+    at_w1 = [an_eighth_of(world, "w1", "holds") for _ in range(8)]
+    at_w2 = [an_eighth_of(world, "w2", "small", output=60) for _ in range(8)]
+    world.submit("large", prompt=WHOLE, output=10, request_id="large")
+    for _ in range(40):
+        world.submit("other", prompt=1_500, output=10)
+    world.settle(at_w1.pop())
+    assert world.scheduler.kept == ("large", "w1")
+    world.effects.clear()
+    return world, at_w1, at_w2
+
+
+def heard(world: World, worker: str, kv_used: float) -> None:
+    world.step(WorkerHeard(WorkerId(worker), WorkerLoad(8, 0, kv_used, world.now_ns)))
+
+
+def test_a_worker_whose_engine_gets_full_is_left_for_one_whose_engine_is_not() -> None:
+    """But kept on where all are full: what has drained so far would be lost for nothing."""
+    world, at_w1, at_w2 = two_full_workers()
+    heard(world, "w1", 1.0)
+    world.settle(at_w2.pop())
+    assert world.scheduler.kept == ("large", "w2")
+    heard(world, "w2", 1.0)
+    world.settle(at_w2.pop())
+    assert world.scheduler.kept == ("large", "w2")
+    heard(world, "w1", 0.5)
+    world.settle(at_w1.pop())
+    assert world.scheduler.kept == ("large", "w1")
+
+
+def test_a_worker_whose_engine_is_full_is_not_chosen() -> None:
+    world = pool(("w1", "w2"))
+    world.tenants("holds", "large", "other")
+    running = [an_eighth_of(world, name, "holds") for name in ("w1", "w2") for _ in range(8)]
+    heard(world, "w1", 1.0)
+    world.submit("large", prompt=WHOLE, output=10)
+    world.submit("other", prompt=1_500, output=10)
+    world.settle(running.pop())
+    assert world.scheduler.kept == ("large", "w2")
+
+
+def test_legs_that_are_overdue_are_predicted_by_their_age() -> None:
+    world = pool(("w1", "w2"), ticket_ttl_ms=10**8)
+    world.tenants("holds", "small", "large", "other")
+    for _ in range(8):
+        an_eighth_of(world, "w1", "holds")
+    world.tick(60_000)
+    running = [an_eighth_of(world, "w2", "small") for _ in range(8)]
+    world.submit("large", prompt=WHOLE, output=10)
+    world.submit("other", prompt=1_500, output=10)
+    world.settle(running.pop())
+    assert world.scheduler.kept == ("large", "w2")
+
+
+def test_what_is_late_is_left_for_what_is_free_in_less_than_half_its_time() -> None:
+    world, _, at_w2 = two_full_workers()
+    world.tick(20_000)
+    world.settle(at_w2.pop())
+    assert world.scheduler.kept == ("large", "w1"), "both are as late, and w1 has drained in part"
+    for leg in at_w2:
+        world.settle(leg)
+    young = tickets(world.effects)
+    assert {leg.worker_id for leg in young} == {"w2"}
+    world.settle(young[0], after_ms=20_000)
+    assert world.scheduler.kept == ("large", "w1"), "half as old, no less"
+    for leg in young[1:]:
+        world.settle(leg)
+    world.settle(tickets(world.effects)[-1], after_ms=20_000)
+    assert world.scheduler.kept == ("large", "w2"), "a third as old"
+
+
 def test_a_worker_that_is_gone_is_no_drained_one() -> None:
     """What it ran comes back and fits elsewhere: no other worker is kept for any of that."""
     world = pool(("w1", "w2"), window_fixed=1e6)
