@@ -114,7 +114,9 @@ def test_a_worker_whose_engine_gets_full_is_left_for_one_whose_engine_is_not() -
 def test_a_worker_whose_engine_is_full_is_not_chosen() -> None:
     world = pool(("w1", "w2"))
     world.tenants("holds", "large", "other")
-    running = [an_eighth_of(world, name, "holds") for name in ("w1", "w2") for _ in range(8)]
+    running = [
+        an_eighth_of(world, name, "holds", output) for name, output in (("w1", 10), ("w2", 60)) for _ in range(8)
+    ]
     heard(world, "w1", 1.0)
     world.submit("large", prompt=WHOLE, output=10)
     world.submit("other", prompt=1_500, output=10)
