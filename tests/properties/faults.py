@@ -26,6 +26,7 @@ from evenhand.core.held_up import HeldUp
 from evenhand.core.keeping import Keeping
 from evenhand.core.legs import Legs
 from evenhand.core.outstanding import Outstanding
+from evenhand.core.pairs import Pairs
 from evenhand.core.placement import Placement
 from evenhand.core.presence import Presence
 from evenhand.core.rooms import Rooms
@@ -334,6 +335,16 @@ def headroom_holds_nobody_up(patch: Patch) -> None:
     patch.setattr(HeldUp, "_runs_somewhere", runs_but_for_headroom)
 
 
+def headroom_counts_at_once(patch: Patch) -> None:
+    """Whoever lacks headroom alone is passed without delay."""
+
+    def runs_at(self: Pairs, user: Any, worker: Worker, waiting_too: bool, now_ns: int) -> bool:
+        head, blocks_max = self._heads.at(user, worker), self._fitting.blocks_allowed(user.tenant, worker)
+        return self._runs_within(head, user, worker, blocks_max, waiting_too, now_ns)
+
+    patch.setattr(Pairs, "runs_at", runs_at)
+
+
 def waiting_counts_at_any_worker(patch: Patch) -> None:
     """Who waits for a warmer worker is looked past, however much the others have to do."""
     patch.setattr(placement, "IDLE_LOAD_MAX", 1.0)
@@ -466,7 +477,8 @@ FAULTS: tuple[Fault, ...] = (
         HELD_UP,
         ("held up",),
     ),
-    Fault(headroom_holds_nobody_up, "who lacks headroom alone is waited for", HELD_UP, ("P6",)),
+    Fault(headroom_holds_nobody_up, "who lacks headroom alone is waited for", HELD_UP, ("P6", "held up")),
+    Fault(headroom_counts_at_once, "who lacks headroom alone is passed at once", HELD_UP, ("held up",)),
     Fault(waiting_counts_at_any_worker, "who waits is looked past at any worker", PLAIN, ("held up",)),
     Fault(backfill_to_the_kept_worker, "backfill to the kept worker", HELD_UP, ("held up",)),
     Fault(who_is_passed_keeps_its_claim, "who is passed keeps its claim", HELD_UP, ("P5", *P)),
