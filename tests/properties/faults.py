@@ -322,19 +322,6 @@ def backfill_although_the_most_behind_fits(patch: Patch) -> None:
     patch.setattr(Placement, "_best", best_beside)
 
 
-def headroom_holds_nobody_up(patch: Patch) -> None:
-    """Whoever lacks headroom alone is waited for."""
-    patch.setattr(HeldUp, "know", lambda self, user, is_held_up: None)
-    runs = HeldUp._runs_somewhere
-
-    def runs_but_for_headroom(self: HeldUp, user: Any) -> bool:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Outstanding, "below_share", lambda _self, _tenant: True)
-            return runs(self, user)
-
-    patch.setattr(HeldUp, "_runs_somewhere", runs_but_for_headroom)
-
-
 def headroom_counts_at_once(patch: Patch) -> None:
     """Whoever lacks headroom alone is passed without delay."""
 
@@ -477,7 +464,6 @@ FAULTS: tuple[Fault, ...] = (
         HELD_UP,
         ("held up",),
     ),
-    Fault(headroom_holds_nobody_up, "who lacks headroom alone is waited for", HELD_UP, ("P6", "held up")),
     Fault(headroom_counts_at_once, "who lacks headroom alone is passed at once", HELD_UP, ("held up",)),
     Fault(waiting_counts_at_any_worker, "who waits is looked past at any worker", PLAIN, ("held up",)),
     Fault(backfill_to_the_kept_worker, "backfill to the kept worker", HELD_UP, ("held up",)),

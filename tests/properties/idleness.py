@@ -116,20 +116,9 @@ class Idleness:
 
     def _waits(self, book: Book, waiting: Waiting, place: Place, now_ns: int) -> bool:
         """Is it to be declined here, and not for longer than it may be?"""
-        oracle, config, here = self.oracle, self.oracle.config, 0
-        warm: list[tuple[int, Place]] = []
-        for match in oracle.presence.match(waiting.request.block_keys):
-            other = oracle.places.get(match.worker_id)
-            if other is None:
-                continue
-            size = other.spec.block_size_tokens
-            tokens = min(match.blocks, (waiting.request.prompt_tokens - 1) // size) * size
-            if other is place:
-                here = tokens
-            elif other.bit & oracle.members:
-                warm.append((tokens, other))
+        here, warm = self._warm(waiting, place)
         is_declined = any(
-            tokens - here >= config.cold_decline_tokens
+            tokens - here >= self.oracle.config.cold_decline_tokens
             and could_run(waiting, other.spec)
             and not (self._has_room(other, now_ns) and self._fits(book, waiting, other))
             for tokens, other in warm
@@ -143,13 +132,10 @@ class Idleness:
         waiting.waits_ns_max = max(waiting.waits_ns_max, round(longest_ns) + 1)
         return now_ns - waiting.waits_since_ns < waiting.waits_ns_max
 
-    def waits(self, book: Book, waiting: Waiting, place: Place) -> bool:
-        return self._waits(book, waiting, place, self.oracle.now_ns)
-
-    def longest_wait_ns(self, waiting: Waiting, place: Place) -> float:
-        """Some times what the tokens that it lacks at a place take to compute, as far as may be waited at all."""
-        oracle, config, here = self.oracle, self.oracle.config, 0
-        warm: list[tuple[int, float]] = []
+    def _warm(self, waiting: Waiting, place: Place) -> tuple[int, list[tuple[int, Place]]]:
+        """Usable cached tokens at a place, and at each other member that holds some."""
+        oracle, here = self.oracle, 0
+        warm: list[tuple[int, Place]] = []
         for match in oracle.presence.match(waiting.request.block_keys):
             other = oracle.places.get(match.worker_id)
             if other is None:
@@ -159,10 +145,21 @@ class Idleness:
             if other is place:
                 here = tokens
             elif other.bit & oracle.members:
-                warm.append((tokens, oracle.core.rooms.workers[match.worker_id].prefill_rate_tokens_per_s))
+                warm.append((tokens, other))
+        return here, warm
+
+    def waits(self, book: Book, waiting: Waiting, place: Place) -> bool:
+        return self._waits(book, waiting, place, self.oracle.now_ns)
+
+    def longest_wait_ns(self, waiting: Waiting, place: Place) -> float:
+        """Some times what the tokens that it lacks at a place take to compute, as far as may be waited at all."""
+        config, workers = self.oracle.config, self.oracle.core.rooms.workers
+        here, warm = self._warm(waiting, place)
         if not warm:
             return 0.0
-        best, rate = max(warm)
+        best, rate = max(
+            (tokens, workers[other.spec.worker_id].prefill_rate_tokens_per_s) for tokens, other in warm
+        )
         return min(config.cold_wait_factor * (best - here) / rate * 1e9, config.cold_wait_ms_max * 1e6)
 
     def _fits(self, book: Book, waiting: Waiting, place: Place, is_due: bool = False) -> bool:
